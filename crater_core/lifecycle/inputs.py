@@ -1,0 +1,134 @@
+"""What can happen to the cluster: the inputs of `apply`. Ids are made at the edge, so that the same input twice is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crater_core.model.allocation import AllocationStatus, Use
+from crater_core.model.node import Node
+from crater_core.model.plan import Plan
+from crater_core.model.quota import QuotaPolicy
+from crater_core.model.reason import Reason
+from crater_core.model.task import TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSubmitted:
+    id: str
+    spec: TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`allocation_ids` has one fresh id for each placement of the plan, in order."""
+
+    plan: Plan
+    allocation_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    task: str
+    by: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """A heartbeat of a node that was lost: it is back. (Ordinary heartbeats change nothing and are not written.)"""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """No heartbeat for longer than the time-out. `forget` says that it has been away so long that nothing is expected back."""
+
+    node: str
+    silent_ms: int
+    forget: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCordoned:
+    node: str
+    cordoned: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report of an agent on one allocation. May come twice, late or out of order."""
+
+    node: str
+    allocation: str
+    token: int
+    status: AllocationStatus
+    at_ms: int
+    """By the scheduler's clock when it arrived: a node's own clock changes nothing."""
+    reason: Reason | None = None
+    exit_code: int | None = None
+    use: Use | None = None
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    policy: QuotaPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRemoved:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDeployed:
+    """A new service, or a new generation of one whose template differs."""
+
+    name: str
+    template: TaskSpec
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceScaled:
+    name: str
+    replicas: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRemoved:
+    name: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. `task_ids` are fresh ids for the replicas that services may need."""
+
+    task_ids: tuple[str, ...] = ()
+
+
+Input = (
+    TaskSubmitted
+    | Planned
+    | CancelAsked
+    | NodeRegistered
+    | NodeHeard
+    | NodeSilent
+    | NodeCordoned
+    | Report
+    | PolicySet
+    | PolicyRemoved
+    | ServiceDeployed
+    | ServiceScaled
+    | ServiceRemoved
+    | Tick
+)

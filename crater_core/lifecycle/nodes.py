@@ -1,0 +1,73 @@
+"""Nodes: registered, silent, back again, cordoned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from crater_core.lifecycle.changes import NO_CHANGES, Changes
+from crater_core.lifecycle.inputs import NodeCordoned, NodeHeard, NodeRegistered, NodeSilent
+from crater_core.lifecycle.tasks import end_allocation, may_run_again, story
+from crater_core.model.allocation import AllocationStatus
+from crater_core.model.history import Event
+from crater_core.model.node import Node, NodeStatus
+from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.snapshot import Snapshot
+
+
+def _event(node: Node, what: str, now_ms: int, **facts: str | int) -> Event:
+    return Event(now_ms, "node", node.name, what, None, facts)
+
+
+def register(snapshot: Snapshot, asked: NodeRegistered, now_ms: int) -> Changes:
+    """A node declares itself, for the first time or again. What an operator said of it (cordon) stays."""
+    known = snapshot.nodes.get(asked.node.name)
+    node = replace(
+        asked.node,
+        status=NodeStatus.READY,
+        cordoned=known.cordoned if known else False,
+        registered_at_ms=now_ms,
+        heartbeat_at_ms=now_ms,
+    )
+    if known and replace(known, registered_at_ms=now_ms, heartbeat_at_ms=now_ms) == node:
+        return NO_CHANGES
+    what = "registered" if known is None else "returned" if known.status is NodeStatus.LOST else "registered_again"
+    return Changes((node,), events=(_event(node, what, now_ms),))
+
+
+def heard(snapshot: Snapshot, seen: NodeHeard, now_ms: int) -> Changes:
+    node = snapshot.nodes.get(seen.node)
+    if node is None or node.status is NodeStatus.READY:
+        return NO_CHANGES
+    back = replace(node, status=NodeStatus.READY, heartbeat_at_ms=now_ms)
+    changes = Changes((back,), events=(_event(node, "returned", now_ms),))
+    for allocation in snapshot.by_node.get(node.name, {}).values():
+        task = snapshot.tasks[allocation.task]
+        if task.reason is not None and task.reason.code is ReasonCode.NODE_LOST:
+            changes += Changes((replace(task, reason=None),), events=(story(task, "node_returned", now_ms, node=node.name),))
+    return changes
+
+
+def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
+    """A node is lost. What may run again ends here as lost; what may not is left in place, to be taken back on return."""
+    node = snapshot.nodes[noticed.node]
+    changes = NO_CHANGES
+    reason = Reason.of(ReasonCode.NODE_LOST, node=node.name, silent_ms=noticed.silent_ms)
+    if node.status is NodeStatus.READY:
+        event = _event(node, "lost", now_ms, silent_ms=noticed.silent_ms)
+        changes += Changes((replace(node, status=NodeStatus.LOST),), events=(event,))
+    for allocation in sorted(snapshot.by_node.get(node.name, {}).values(), key=lambda a: a.id):
+        task = snapshot.tasks[allocation.task]
+        if noticed.forget or task.cancel_reason is not None or may_run_again(snapshot.settings, task, reason):
+            changes += end_allocation(snapshot, allocation, AllocationStatus.LOST, reason, None, now_ms)
+        elif task.reason is None:
+            kept = replace(task, reason=reason, ready=False)
+            changes += Changes((kept,), events=(story(task, "node_silent", now_ms, reason),))
+    return changes
+
+
+def cordon(snapshot: Snapshot, asked: NodeCordoned, now_ms: int) -> Changes:
+    node = snapshot.nodes[asked.node]
+    if node.cordoned == asked.cordoned:
+        return NO_CHANGES
+    what = "cordoned" if asked.cordoned else "uncordoned"
+    return Changes((replace(node, cordoned=asked.cordoned),), events=(_event(node, what, now_ms, by=asked.by),))

@@ -1,0 +1,277 @@
+"""Tasks: into the queue, onto nodes, and out again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from crater_core.errors import LeaseLost, StaleRevision
+from crater_core.lifecycle.changes import NO_CHANGES, Changes
+from crater_core.lifecycle.inputs import CancelAsked, Planned, Report, TaskSubmitted
+from crater_core.lifecycle.metering import close_record
+from crater_core.lifecycle.steps import allocation_step, task_step
+from crater_core.model.allocation import Allocation, AllocationStatus, Placement
+from crater_core.model.history import Event
+from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.resources import Amounts
+from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.task import Task, TaskStatus, TaskType
+
+BACKOFF_MAX_MS = 60_000
+
+
+def story(task: Task, what: str, now_ms: int, reason: Reason | None = None, **facts: str | int) -> Event:
+    """One line of a task's history."""
+    return Event(now_ms, "task", task.id, what, reason, facts, task.spec.group)
+
+
+def submit(snapshot: Snapshot, asked: TaskSubmitted, now_ms: int) -> Changes:
+    if asked.id in snapshot.tasks:
+        return NO_CHANGES
+    waits = Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
+    task = Task(asked.id, asked.spec, TaskStatus.QUEUED, submitted_at_ms=now_ms, queued_at_ms=now_ms, reason=waits)
+    return Changes(puts=(task,), events=(story(task, "queued", now_ms),))
+
+
+def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
+    """Make a plan true: allocations for its placements, stops for its victims, new reasons for those still waiting."""
+    plan = planned.plan
+    if plan.revision != snapshot.revision:
+        raise StaleRevision("the plan was made at another revision", plan=plan.revision, snapshot=snapshot.revision)
+    changes = NO_CHANGES
+    for task_id in dict.fromkeys(placement.task for placement in plan.placements):
+        members = [(p, i) for p, i in zip(plan.placements, planned.allocation_ids, strict=True) if p.task == task_id]
+        changes += _allocate(snapshot, snapshot.tasks[task_id], members, now_ms)
+    for preemption in plan.preemptions:
+        victim = snapshot.allocations[preemption.victim]
+        reason = Reason.of(ReasonCode.PREEMPTED, by=preemption.preemptor)
+        changes += stop_allocation(snapshot, victim, reason, now_ms, "preempting")
+    for task_id, reason in plan.waiting.items():
+        task = snapshot.tasks[task_id]
+        # Only a change of code is history: the numbers move in every cycle, and the newest are shown from the plan.
+        if task.reason is None or task.reason.code is not reason.code:
+            changes += Changes((replace(task, reason=reason),), events=(story(task, "waiting", now_ms, reason),))
+    return changes
+
+
+def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str]], now_ms: int) -> Changes:
+    assert task.status is TaskStatus.QUEUED, f"a plan placed {task.id}, which is {task.status}"
+    assert len(members) == task.spec.members, "a gang starts whole or not at all"
+    attempt = task.attempt + 1
+    allocations = tuple(
+        Allocation(
+            id=allocation_id,
+            task=task.id,
+            attempt=attempt,
+            member=placement.member,
+            node=placement.node,
+            token=snapshot.revision + 1,
+            held=_held(task, placement),
+            grants=placement.grants,
+            ports=placement.ports,
+            control=task.spec.type is TaskType.CONTROL,
+            assigned_at_ms=now_ms,
+        )
+        for placement, allocation_id in members
+    )
+    moved = replace(
+        task,
+        status=task_step(task.status, TaskStatus.ALLOCATED),
+        attempt=attempt,
+        allocation=allocations[0].id,
+        reason=None,
+        waited_ms=task.waited_ms + max(0, now_ms - task.queued_at_ms),
+        started_at_ms=None,
+        exit_code=None,
+        ready=False,
+    )
+    events = tuple(story(task, "allocated", now_ms, node=a.node, allocation=a.id, attempt=attempt) for a in allocations)
+    return Changes((moved, *allocations), events=events)
+
+
+def _held(task: Task, placement: Placement) -> Amounts:
+    request = task.spec.request
+    return Amounts(
+        cpu_milli=request.cpu_milli,
+        memory_bytes=request.memory_bytes,
+        disk_bytes=request.disk_bytes,
+        gpu_milli=sum(grant.compute_milli for grant in placement.grants),
+        gpu_memory_mib=sum(grant.memory_mib for grant in placement.grants),
+    )
+
+
+def cancel(snapshot: Snapshot, asked: CancelAsked, now_ms: int) -> Changes:
+    """End a queued task at once; ask the agents to stop a placed one. Asking twice, or too late, changes nothing."""
+    task = snapshot.tasks.get(asked.task)
+    if task is None or task.cancel_reason is not None:
+        return NO_CHANGES
+    reason = Reason.of(ReasonCode.CANCELLED, by=asked.by, why=f": {asked.why}" if asked.why else "")
+    return stop_task(snapshot, task, reason, now_ms)
+
+
+def stop_task(snapshot: Snapshot, task: Task, reason: Reason, now_ms: int) -> Changes:
+    """The task is to end as cancelled, for `reason`."""
+    if task.status is TaskStatus.QUEUED:
+        return _finish(task, TaskStatus.CANCELLED, reason, None, now_ms)
+    changes = Changes((replace(task, cancel_reason=reason),), events=(story(task, "cancelling", now_ms, reason),))
+    for allocation in snapshot.by_task.get(task.id, {}).values():
+        if allocation.status is not AllocationStatus.STOPPING:
+            changes += stop_allocation(snapshot, allocation, reason, now_ms)
+    return changes
+
+
+def stop_allocation(snapshot: Snapshot, allocation: Allocation, reason: Reason, now_ms: int, what: str = "") -> Changes:
+    if allocation.status is AllocationStatus.STOPPING:
+        return NO_CHANGES
+    stopping = replace(
+        allocation, status=allocation_step(allocation.status, AllocationStatus.STOPPING), reason=reason, ready=False
+    )
+    task = snapshot.tasks[allocation.task]
+    events = (story(task, what, now_ms, reason, allocation=allocation.id),) if what else ()
+    return Changes((stopping,), events=events)
+
+
+def report(snapshot: Snapshot, heard: Report, now_ms: int) -> Changes:
+    """Take in what an agent says of one allocation. What has ended stays ended; another token is another lease."""
+    allocation = snapshot.allocations.get(heard.allocation)
+    if allocation is None:
+        return NO_CHANGES
+    if allocation.token != heard.token or allocation.node != heard.node:
+        raise LeaseLost("the report is for another lease", allocation=heard.allocation, token=heard.token, now=allocation.token)
+    if heard.use is not None:
+        allocation = replace(allocation, use=heard.use)
+    if heard.status.ended:
+        return end_allocation(snapshot, allocation, heard.status, heard.reason, heard.exit_code, now_ms)
+    return _progress(snapshot, allocation, heard, now_ms)
+
+
+def _progress(snapshot: Snapshot, allocation: Allocation, heard: Report, now_ms: int) -> Changes:
+    task = snapshot.tasks[allocation.task]
+    if allocation.status is AllocationStatus.STOPPING or heard.status is AllocationStatus.STOPPING:
+        return NO_CHANGES
+    order = (AllocationStatus.ASSIGNED, AllocationStatus.STARTING, AllocationStatus.RUNNING)
+    if order.index(heard.status) < order.index(allocation.status):
+        return NO_CHANGES
+    started = heard.status is AllocationStatus.RUNNING and allocation.started_at_ms is None
+    moved = replace(
+        allocation,
+        status=allocation_step(allocation.status, heard.status),
+        started_at_ms=now_ms if started else allocation.started_at_ms,
+        ready=heard.ready,
+    )
+    if moved == snapshot.allocations[allocation.id]:
+        return NO_CHANGES
+    after, events = task, ()
+    if started:
+        after = replace(after, status=task_step(task.status, TaskStatus.RUNNING), started_at_ms=task.started_at_ms or now_ms)
+        events = (story(task, "started", now_ms, node=allocation.node, allocation=allocation.id),)
+    if heard.ready != task.ready and task.spec.service:
+        after = replace(after, ready=heard.ready)
+        events += (story(task, "ready" if heard.ready else "not_ready", now_ms, heard.reason),)
+    return Changes((moved, after) if after is not task else (moved,), events=events)
+
+
+def end_allocation(
+    snapshot: Snapshot,
+    allocation: Allocation,
+    status: AllocationStatus,
+    reason: Reason | None,
+    exit_code: int | None,
+    now_ms: int,
+) -> Changes:
+    """Close an allocation with its usage record, and end or queue again its task."""
+    task = snapshot.tasks[allocation.task]
+    if status is AllocationStatus.CANCELLED and allocation.reason is not None:
+        # The agent stopped it because it was told to: the story is the one that was told.
+        reason = allocation.reason
+        if reason.code is ReasonCode.PREEMPTED:
+            status = AllocationStatus.PREEMPTED
+    ended = replace(
+        allocation,
+        status=allocation_step(allocation.status, status),
+        reason=reason,
+        ended_at_ms=now_ms,
+        exit_code=exit_code,
+        ready=False,
+    )
+    changes = Changes((ended,), usage=(close_record(task, ended),))
+    others = [other for other in snapshot.by_task.get(task.id, {}).values() if other.id != allocation.id]
+    if others:
+        return changes + _member_ended(snapshot, task, ended, others, now_ms)
+    return changes + _task_after(snapshot.settings, task, ended, now_ms)
+
+
+def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: list[Allocation], now_ms: int) -> Changes:
+    """One member of a gang is gone. A success waits for the others; anything else stops them, for the same reason."""
+    if ended.status is AllocationStatus.SUCCEEDED:
+        return NO_CHANGES
+    first = task.reason or ended.reason
+    changes = Changes((replace(task, reason=first, exit_code=task.exit_code or ended.exit_code),))
+    for other in others:
+        changes += stop_allocation(snapshot, other, first or Reason.of(ReasonCode.FINISHED), now_ms)
+    return changes
+
+
+def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -> Changes:
+    """What becomes of a task whose last allocation has ended."""
+    status, reason = last.status, task.reason if task.spec.members > 1 and task.reason else last.reason
+    if status is AllocationStatus.SUCCEEDED and task.spec.members > 1 and task.reason is not None:
+        status = AllocationStatus.FAILED
+    exit_code = last.exit_code if last.exit_code is not None else task.exit_code
+    if status is AllocationStatus.SUCCEEDED:
+        return _finish(task, TaskStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED), exit_code, now_ms)
+    if task.cancel_reason is not None:
+        return _finish(task, TaskStatus.CANCELLED, task.cancel_reason, exit_code, now_ms)
+    if status is AllocationStatus.CANCELLED:
+        return _finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
+    if status is AllocationStatus.PREEMPTED:
+        return _queue_again(task, reason, now_ms, 0, preempted=True)
+    if may_run_again(settings, task, reason):
+        return _queue_again(task, reason, now_ms, backoff_ms(task))
+    return _finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
+
+
+def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool:
+    """Whether a task that ended unasked goes back to the queue. Replicas do not: their service makes new ones."""
+    retry = task.spec.retry
+    if task.spec.service is not None or task.attempt >= settings.attempts_max:
+        return False
+    code = reason.code if reason else None
+    if code is ReasonCode.NODE_LOST:
+        return retry.on_node_loss
+    if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
+        return True
+    return retry.on_failure and task.attempt < retry.attempts_max
+
+
+def backoff_ms(task: Task) -> int:
+    return min(BACKOFF_MAX_MS, task.spec.retry.backoff_ms * 2 ** min(task.attempt - 1, 16))
+
+
+def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int, preempted: bool = False) -> Changes:
+    queued = replace(
+        task,
+        status=task_step(task.status, TaskStatus.QUEUED),
+        reason=reason,
+        queued_at_ms=now_ms,
+        not_before_ms=now_ms + wait_ms,
+        preemptions=task.preemptions + preempted,
+        allocation=None,
+        exit_code=None,
+        ready=False,
+    )
+    return Changes((queued,), events=(story(task, "queued_again", now_ms, reason, attempt=task.attempt),))
+
+
+def _finish(task: Task, status: TaskStatus, reason: Reason | None, exit_code: int | None, now_ms: int) -> Changes:
+    waited_ms = task.waited_ms + (max(0, now_ms - task.queued_at_ms) if task.status is TaskStatus.QUEUED else 0)
+    ended = replace(
+        task,
+        status=task_step(task.status, status),
+        reason=reason,
+        exit_code=exit_code,
+        ended_at_ms=now_ms,
+        waited_ms=waited_ms,
+        ready=False,
+    )
+    facts: dict[str, str | int] = {} if exit_code is None else {"exit_code": exit_code}
+    return Changes((ended,), events=(Event(now_ms, "task", task.id, status.value, reason, facts, task.spec.group),))

@@ -1,0 +1,1 @@
+"""Frozen values: what the words of the glossary look like. Pure; imports nothing but the standard library."""

@@ -1,0 +1,204 @@
+"""Why a task waits, was refused or ended: a closed set of codes, each with its numbers, and one sentence for each.
+
+Other modules make and compare `Reason` values; only `sentence` and `next_step` turn them into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from crater_core.model.units import show_bytes, show_duration, show_mib, show_milli
+
+
+class ReasonCode(StrEnum):
+    # Refused at submit, in the order in which they are looked for.
+    BAD_REQUEST = "bad_request"
+    UNKNOWN_POOL = "unknown_pool"
+    UNKNOWN_QUOTA_POLICY = "unknown_quota_policy"
+    UNKNOWN_STRATEGY = "unknown_strategy"
+    LARGER_THAN_ANY_NODE = "larger_than_any_node"
+    LARGER_THAN_QUOTA = "larger_than_quota"
+    # Waiting, most useful to the person first.
+    QUOTA_USED_UP = "quota_used_up"
+    NO_NODE_READY = "no_node_ready"
+    LABELS_MISMATCH = "labels_mismatch"
+    GPU_TYPE_MISSING = "gpu_type_missing"
+    POOL_MISSING = "pool_missing"
+    FRAGMENTED = "fragmented"
+    NO_ROOM = "no_room"
+    NO_CONTROL_SLOT = "no_control_slot"
+    WAITING_FOR_PREEMPTION = "waiting_for_preemption"
+    WAITING_FOR_TASKS = "waiting_for_tasks"
+    WAITING_FOR_GANG = "waiting_for_gang"
+    HELD_FOR_ANOTHER = "held_for_another"
+    BACKOFF = "backoff"
+    NOT_YET_LOOKED_AT = "not_yet_looked_at"
+    # A node was passed over (explain only).
+    CORDONED = "cordoned"
+    NODE_LOST = "node_lost"
+    CPU_SHORT = "cpu_short"
+    MEMORY_SHORT = "memory_short"
+    DISK_SHORT = "disk_short"
+    GPU_SHORT = "gpu_short"
+    GPU_MEMORY_SHORT = "gpu_memory_short"
+    GPU_UNHEALTHY = "gpu_unhealthy"
+    MPS_USER = "mps_user"
+    PORTS_SHORT = "ports_short"
+    RUNTIME_MISSING = "runtime_missing"
+    SPREAD = "spread"
+    # Ended.
+    FINISHED = "finished"
+    EXIT_CODE = "exit_code"
+    SIGNALLED = "signalled"
+    OOM_KILLED = "oom_killed"
+    MEMORY_EXCEEDED = "memory_exceeded"
+    GPU_MEMORY_EXCEEDED = "gpu_memory_exceeded"
+    DISK_EXCEEDED = "disk_exceeded"
+    TIME_LIMIT = "time_limit"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    START_FAILED = "start_failed"
+    EXIT_UNKNOWN = "exit_unknown"
+    UNHEALTHY = "unhealthy"
+    SCALED_DOWN = "scaled_down"
+    SUPERSEDED = "superseded"
+    DEPENDENCY_FAILED = "dependency_failed"
+
+
+Fact = int | str
+
+
+def _no_facts() -> Mapping[str, Fact]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One code with the facts its sentence needs.
+
+    A whole-number fact says its unit in the last part of its name (`limit_bytes`). Where a fact `resource` (cpu, memory,
+    disk, gpu, gpu_memory) stands beside `wanted`, `free`, `best`, `largest`, `limit` or `used`, those are in that
+    resource's unit: thousandths, bytes, bytes, thousandths, MiB.
+    """
+
+    code: ReasonCode
+    facts: Mapping[str, Fact] = field(default_factory=_no_facts)
+
+    @staticmethod
+    def of(code: ReasonCode, **facts: Fact) -> Reason:
+        return Reason(code, facts)
+
+
+def sentence(reason: Reason) -> str:
+    """One clear sentence for a person, with the numbers."""
+    text = _SENTENCES[reason.code]
+    return text.format_map(_Shown(reason.facts))
+
+
+def next_step(reason: Reason) -> str:
+    """What a person can do about it; empty when there is nothing to do."""
+    return _NEXT_STEPS.get(reason.code, "").format_map(_Shown(reason.facts))
+
+
+class _Shown(dict[str, str]):
+    """Facts as readable text: the unit at the end of a fact's name says how to show it; a missing fact shows as "?"."""
+
+    def __init__(self, facts: Mapping[str, Fact]) -> None:
+        resource = facts.get("resource", "")
+        super().__init__({name: _show(name, fact, str(resource)) for name, fact in facts.items()})
+        self["resource"] = _RESOURCE_WORDS.get(str(resource), str(resource))
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+_UNITS: dict[str, Callable[[int], str]] = {"bytes": show_bytes, "mib": show_mib, "milli": show_milli, "ms": show_duration}
+_RESOURCE_UNITS = {"cpu": "milli", "memory": "bytes", "disk": "bytes", "gpu": "milli", "gpu_memory": "mib"}
+_RESOURCE_WORDS = {"cpu": "cores", "memory": "of memory", "disk": "of disk", "gpu": "GPU", "gpu_memory": "of GPU memory"}
+_OF_THE_RESOURCE = {"wanted", "free", "best", "largest", "limit", "used"}
+
+
+def _show(name: str, fact: Fact, resource: str) -> str:
+    if not isinstance(fact, int):
+        return fact
+    unit = _RESOURCE_UNITS.get(resource, "") if name in _OF_THE_RESOURCE else name.rpartition("_")[2]
+    return _UNITS[unit](fact) if unit in _UNITS else str(fact)
+
+
+_C = ReasonCode
+_SENTENCES: dict[ReasonCode, str] = {
+    _C.BAD_REQUEST: "The request is not valid: {why}.",
+    _C.UNKNOWN_POOL: "No pool is called {pool}; pools are: {known}.",
+    _C.UNKNOWN_QUOTA_POLICY: "No quota policy is called {policy}; policies are: {known}.",
+    _C.UNKNOWN_STRATEGY: "No strategy is called {strategy}; strategies are: {known}.",
+    _C.LARGER_THAN_ANY_NODE: "No node could ever run this: it asks for {wanted} {resource}, "
+    "the largest node ({node}) has {largest}.",
+    _C.LARGER_THAN_QUOTA: "It asks for {wanted} {resource}, more than the whole limit of quota policy {policy} ({limit}).",
+    _C.QUOTA_USED_UP: "Quota policy {policy} allows {limit} {resource}; {used} are in use and this asks for {wanted}.",
+    _C.NO_NODE_READY: "No node is ready ({nodes} known).",
+    _C.LABELS_MISMATCH: "No ready node has the labels {labels}.",
+    _C.GPU_TYPE_MISSING: "No ready node has a GPU of type {types}; present: {present}.",
+    _C.POOL_MISSING: "No ready node gives to pool {pool}.",
+    _C.FRAGMENTED: "{free} {resource} are free in all, but no single node has the {wanted} asked for (most on one node: {best}).",
+    _C.NO_ROOM: "All nodes that could run this are busy: it asks for {wanted} {resource}, {free} are free in all.",
+    _C.NO_CONTROL_SLOT: "All {slots} control slots are taken by run workers.",
+    _C.WAITING_FOR_PREEMPTION: "Room is being made by stopping {victims} lower-priority task(s).",
+    _C.WAITING_FOR_TASKS: "It waits for {count} earlier task(s) to end, first {first}.",
+    _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
+    _C.HELD_FOR_ANOTHER: "The free room is kept for {holder}, which is ahead in the queue.",
+    _C.BACKOFF: "The last attempt could not start ({why}); the next try comes in {wait_ms}.",
+    _C.NOT_YET_LOOKED_AT: "The scheduler has not looked at it yet.",
+    _C.CORDONED: "The node is cordoned: it takes nothing new.",
+    _C.NODE_LOST: "The node {node} has not been heard from for {silent_ms}.",
+    _C.CPU_SHORT: "{wanted_milli} cores wanted, {free_milli} free.",
+    _C.MEMORY_SHORT: "{wanted_bytes} of memory wanted, {free_bytes} free.",
+    _C.DISK_SHORT: "{wanted_bytes} of disk wanted, {free_bytes} free.",
+    _C.GPU_SHORT: "{wanted} GPU(s) of {wanted_milli} wanted, {fit} device(s) have that free.",
+    _C.GPU_MEMORY_SHORT: "{wanted_mib} of GPU memory wanted, at most {free_mib} free on one device.",
+    _C.GPU_UNHEALTHY: "{count} GPU(s) of the node are in quarantine.",
+    _C.MPS_USER: "The device serves another user's MPS processes.",
+    _C.PORTS_SHORT: "{wanted} port(s) wanted, {free} free.",
+    _C.RUNTIME_MISSING: "The node cannot run {runtime} tasks.",
+    _C.SPREAD: "A replica of the same service already runs there.",
+    _C.FINISHED: "It ended by itself.",
+    _C.EXIT_CODE: "It ended with exit code {exit_code}.",
+    _C.SIGNALLED: "It was ended by signal {signal}, which Crater did not send.",
+    _C.OOM_KILLED: "It was killed for using more memory than its limit: limit {limit_bytes}, peak {peak_bytes}.",
+    _C.MEMORY_EXCEEDED: "It was stopped for using more memory than its limit: limit {limit_bytes}, seen {peak_bytes}.",
+    _C.GPU_MEMORY_EXCEEDED: "It was stopped for using more GPU memory than its share: share {limit_mib}, seen {peak_mib}.",
+    _C.DISK_EXCEEDED: "It was stopped for writing more than its disk limit: limit {limit_bytes}, seen {peak_bytes}.",
+    _C.TIME_LIMIT: "It was stopped at its time limit of {limit_ms}.",
+    _C.CANCELLED: "It was cancelled by {by}{why}.",
+    _C.PREEMPTED: "It made room for {by}, which has a higher priority.",
+    _C.START_FAILED: "It could not be started on {node}: {why}.",
+    _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
+    _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
+    _C.SCALED_DOWN: "The service needs fewer replicas.",
+    _C.SUPERSEDED: "A newer version of the service took its place.",
+    _C.DEPENDENCY_FAILED: "The task {task} that it comes after did not succeed.",
+}
+
+_NEXT_STEPS: dict[ReasonCode, str] = {
+    _C.UNKNOWN_POOL: "Use one of those names, or declare the pool in an agent's resource_pools.",
+    _C.UNKNOWN_QUOTA_POLICY: "Use one of those names, or create the policy with `crater quotas set`.",
+    _C.UNKNOWN_STRATEGY: "Use one of those names.",
+    _C.LARGER_THAN_ANY_NODE: "Ask for less, or add a larger node.",
+    _C.LARGER_THAN_QUOTA: "Ask for less, or have an administrator raise the policy's limit.",
+    _C.QUOTA_USED_UP: "Wait for a task under this policy to end; `crater quotas` shows who uses it.",
+    _C.NO_NODE_READY: "Start an agent, or look at `crater nodes` for lost and cordoned ones.",
+    _C.LABELS_MISMATCH: "Change the label selector, or label a node in its agent.yaml; `crater nodes` shows the labels.",
+    _C.GPU_TYPE_MISSING: "Name a type that is present, or leave the type open.",
+    _C.POOL_MISSING: "Wait for a node of the pool to come back, or name another pool.",
+    _C.FRAGMENTED: "Ask for less on one node, or wait for a running task on one node to end.",
+    _C.NO_ROOM: "Wait; `crater nodes` shows what runs where. A higher priority moves it ahead in the queue.",
+    _C.NO_CONTROL_SLOT: "Wait for a run to end, or raise control.slots in an agent.yaml.",
+    _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
+    _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",
+    _C.GPU_MEMORY_EXCEEDED: "Ask for more gpu_memory, or make the task use less.",
+    _C.DISK_EXCEEDED: "Ask for more disk, or make the task write less.",
+    _C.TIME_LIMIT: "Raise time_limit, or make the task faster.",
+    _C.EXIT_CODE: "Look at its output: `crater logs`.",
+    _C.START_FAILED: "Look at the agent's log on that node; `crater nodes` shows its state.",
+}

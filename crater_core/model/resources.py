@@ -1,0 +1,88 @@
+"""What a task asks for and what a node gives: amounts in whole units, and the GPU part of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crater_core.model.units import MILLI
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """A vector of the five things that are counted. Adding and subtracting go element by element."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    gpu_milli: int = 0
+    gpu_memory_mib: int = 0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.cpu_milli + other.cpu_milli,
+            self.memory_bytes + other.memory_bytes,
+            self.disk_bytes + other.disk_bytes,
+            self.gpu_milli + other.gpu_milli,
+            self.gpu_memory_mib + other.gpu_memory_mib,
+        )
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.cpu_milli - other.cpu_milli,
+            self.memory_bytes - other.memory_bytes,
+            self.disk_bytes - other.disk_bytes,
+            self.gpu_milli - other.gpu_milli,
+            self.gpu_memory_mib - other.gpu_memory_mib,
+        )
+
+    def times(self, count: int) -> Amounts:
+        return Amounts(
+            self.cpu_milli * count,
+            self.memory_bytes * count,
+            self.disk_bytes * count,
+            self.gpu_milli * count,
+            self.gpu_memory_mib * count,
+        )
+
+
+NOTHING = Amounts()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """GPUs for one member of a task.
+
+    Whole devices: `compute_milli == 1000` and `exclusive`. A share: `compute_milli` and `memory_mib` are per device;
+    zero compute means "derive it": the same fraction of compute as of memory, rounded up to a thousandth. Zero memory
+    means the same fraction of memory as of compute.
+    """
+
+    count: int
+    compute_milli: int = MILLI
+    memory_mib: int = 0
+    exclusive: bool = True
+    types: tuple[str, ...] = ()
+    """Accepted GPU types, any of them; empty accepts all. Compared with the device's `gpu_type` and model, lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one member of a task needs on one node."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    gpu: GpuRequest | None = None
+    ports: int = 0
+
+    @property
+    def amounts(self) -> Amounts:
+        """The request as a vector, for quotas. A memory-only share counts its compute only once a device is chosen."""
+        gpu = self.gpu
+        return Amounts(
+            self.cpu_milli,
+            self.memory_bytes,
+            self.disk_bytes,
+            gpu.count * gpu.compute_milli if gpu else 0,
+            gpu.count * gpu.memory_mib if gpu else 0,
+        )

@@ -1,0 +1,134 @@
+"""Everything a decision sees, at one revision.
+
+A snapshot is read by the pure functions and moved on only by its owner, with `advance`, between two decisions. That keeps
+a step as cheap as the change it makes, at any size of cluster.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from crater_core.model.allocation import Allocation
+from crater_core.model.node import Node
+from crater_core.model.quota import QuotaPolicy
+from crater_core.model.service import Service
+from crater_core.model.task import Task, TaskStatus
+
+Entity = Node | Task | Allocation | QuotaPolicy | Service
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The part of scheduler.yaml that decisions depend on."""
+
+    strategy: str = "best_fit"
+    pool_strategies: dict[str, str] = field(default_factory=lambda: {})
+    heartbeat_timeout_ms: int = 30_000
+    attempts_max: int = 5
+    """A bound on attempts no policy can pass."""
+    cycle_tasks_max: int = 10_000
+    """How many queued tasks one cycle looks at."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Live entities by id, with the indexes that decisions need. Ended tasks leave with their last change."""
+
+    settings: Settings = field(default_factory=Settings)
+    revision: int = 0
+    term: int = 0
+    nodes: dict[str, Node] = field(default_factory=lambda: {})
+    tasks: dict[str, Task] = field(default_factory=lambda: {})
+    allocations: dict[str, Allocation] = field(default_factory=lambda: {})
+    policies: dict[str, QuotaPolicy] = field(default_factory=lambda: {})
+    services: dict[str, Service] = field(default_factory=lambda: {})
+
+    queued: dict[str, Task] = field(default_factory=lambda: {})
+    by_node: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))
+    by_task: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))
+    by_group: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    by_service: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    node_changes: dict[str, int] = field(default_factory=lambda: {})
+    """Node name to a counter that moves whenever the node or what it holds changes."""
+    _counter: int = 0
+
+    def advance(self, entities: Iterable[Entity], removed: Iterable[tuple[type[Entity], str]] = ()) -> None:
+        """Take in what a committed change wrote. Ended tasks and allocations are dropped: the store keeps their story."""
+        for entity in entities:
+            match entity:
+                case Node():
+                    self.nodes[entity.name] = entity
+                    self._touch(entity.name)
+                case Task():
+                    self._put_task(entity)
+                case Allocation():
+                    self._put_allocation(entity)
+                case QuotaPolicy():
+                    self.policies[entity.name] = entity
+                case Service():
+                    self.services[entity.name] = entity
+        for kind, name in removed:
+            self._remove(kind, name)
+
+    def _put_task(self, task: Task) -> None:
+        if task.status.ended:
+            self._remove(Task, task.id)
+            return
+        self.tasks[task.id] = task
+        if task.status is TaskStatus.QUEUED:
+            self.queued[task.id] = task
+        else:
+            self.queued.pop(task.id, None)
+        if task.spec.group:
+            self.by_group[task.spec.group].add(task.id)
+        if task.spec.service:
+            self.by_service[task.spec.service].add(task.id)
+
+    def _put_allocation(self, allocation: Allocation) -> None:
+        if allocation.status.ended:
+            self._remove(Allocation, allocation.id)
+        else:
+            self.allocations[allocation.id] = allocation
+            self.by_node[allocation.node][allocation.id] = allocation
+            self.by_task[allocation.task][allocation.id] = allocation
+        self._touch(allocation.node)
+
+    def _remove(self, kind: type[Entity], name: str) -> None:
+        if kind is Task:
+            task = self.tasks.pop(name, None)
+            self.queued.pop(name, None)
+            if task and task.spec.group:
+                _discard(self.by_group, task.spec.group, name)
+            if task and task.spec.service:
+                _discard(self.by_service, task.spec.service, name)
+        elif kind is Allocation:
+            allocation = self.allocations.pop(name, None)
+            if allocation:
+                _drop(self.by_node, allocation.node, name)
+                _drop(self.by_task, allocation.task, name)
+                self._touch(allocation.node)
+        elif kind is Node:
+            self.nodes.pop(name, None)
+            self._touch(name)
+        elif kind is QuotaPolicy:
+            self.policies.pop(name, None)
+        elif kind is Service:
+            self.services.pop(name, None)
+
+    def _touch(self, node: str) -> None:
+        self._counter += 1
+        self.node_changes[node] = self._counter
+
+
+def _discard(index: dict[str, set[str]], key: str, member: str) -> None:
+    index[key].discard(member)
+    if not index[key]:
+        del index[key]
+
+
+def _drop(index: dict[str, dict[str, Allocation]], key: str, member: str) -> None:
+    index[key].pop(member, None)
+    if not index[key]:
+        del index[key]

@@ -1,0 +1,151 @@
+"""What a caller asks to run, and what has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from crater_core.model.reason import Reason
+from crater_core.model.resources import Request
+
+
+class TaskType(StrEnum):
+    TRAINING = "training"
+    INFERENCE = "inference"
+    BATCH = "batch"
+    CONTROL = "control"
+    """A tiny task that only drives others (a Dagster run worker): it starts at once, on a node's control share."""
+
+
+class TaskStatus(StrEnum):
+    QUEUED = "queued"
+    ALLOCATED = "allocated"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+    @property
+    def ended(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.REFUSED})
+
+
+class OnDisconnect(StrEnum):
+    """What an agent does with a workload whose lease it cannot renew."""
+
+    STOP = "stop"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A path of the node shown to the task at another path."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """How a replica is probed: HTTP GET on its first port; any 2xx or 3xx answer is healthy."""
+
+    path: str = "/health"
+    interval_ms: int = 5_000
+    timeout_ms: int = 2_000
+    failures_max: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a task that ended without being asked to is queued again. Attempts are counted over all causes."""
+
+    attempts_max: int = 1
+    on_node_loss: bool = True
+    on_failure: bool = False
+    backoff_ms: int = 1_000
+
+
+def _no_names() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What the caller asked for. Never edited after admission."""
+
+    name: str
+    type: TaskType = TaskType.BATCH
+    project: str = "default"
+    user: str = "anonymous"
+    priority: int = 50
+    """0 (last) to 100 (first)."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments; never a shell string. May be empty only with an image."""
+    image: str | None = None
+    """A container image: the docker runtime runs it. None: the process runtime."""
+    env: Mapping[str, str] = field(default_factory=_no_names)
+    env_profile: str | None = None
+    """A named set of variables that the node adds (secrets stay there)."""
+    working_dir: str | None = None
+    mounts: tuple[Mount, ...] = ()
+    output_path: str | None = None
+
+    request: Request = Request()
+    members: int = 1
+    """More than one makes it a gang."""
+    pools: tuple[str, ...] = ()
+    node_labels: Mapping[str, str] = field(default_factory=_no_names)
+    quota_policy: str | None = None
+    strategy: str | None = None
+
+    time_limit_ms: int | None = None
+    grace_ms: int = 10_000
+    """From SIGTERM to SIGKILL."""
+    retry: RetryPolicy = RetryPolicy()
+    on_disconnect: OnDisconnect = OnDisconnect.STOP
+
+    group: str | None = None
+    """Tasks of one group can be listed, watched and cancelled together (a Dagster run and its steps)."""
+    labels: Mapping[str, str] = field(default_factory=_no_names)
+    """The caller's own notes; they never choose a node."""
+    service: str | None = None
+    service_generation: int = 0
+    health: HealthCheck | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A spec with its history so far. Times are milliseconds since the epoch."""
+
+    id: str
+    spec: TaskSpec
+    status: TaskStatus
+    submitted_at_ms: int
+    queued_at_ms: int
+    """When it last entered the queue; age counts from here."""
+    reason: Reason | None = None
+    """Why it waits, or why it ended."""
+    attempt: int = 0
+    """How many allocations it has had; the first is 1."""
+    allocation: str | None = None
+    """The live allocation, or the last one."""
+    started_at_ms: int | None = None
+    """First start of the last attempt."""
+    ended_at_ms: int | None = None
+    exit_code: int | None = None
+    waited_ms: int = 0
+    """Time spent in the queue, summed over attempts that have left it."""
+    preemptions: int = 0
+    not_before_ms: int = 0
+    """Backoff: not placed before this time."""
+    cancel_reason: Reason | None = None
+    """Set when somebody asked for its end while it was allocated or running."""
+    ready: bool = False
+    """A replica whose health check passes; always False for other tasks."""

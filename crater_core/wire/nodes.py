@@ -1,0 +1,170 @@
+"""Nodes, pools and quota policies as callers see them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from crater_core.model.node import GpuDevice, Node
+from crater_core.model.quota import Limits, QuotaPolicy
+from crater_core.model.resources import Amounts
+from crater_core.wire.base import Incoming, Outgoing
+from crater_core.wire.resources import AmountsView, Bytes, Milli
+from crater_core.wire.tasks import Slug
+
+
+class DeviceView(Outgoing):
+    uuid: str
+    index: int
+    model: str
+    gpu_type: str
+    memory_mib: int
+    pool: str
+    sharing: str
+    overcommit_milli: int
+    healthy: bool
+    simulated: bool
+    used_compute_milli: int = 0
+    used_memory_mib: int = 0
+
+    @staticmethod
+    def of(device: GpuDevice, used_compute_milli: int = 0, used_memory_mib: int = 0) -> DeviceView:
+        return DeviceView(
+            uuid=device.uuid,
+            index=device.index,
+            model=device.model,
+            gpu_type=device.gpu_type,
+            memory_mib=device.memory_mib,
+            pool=device.pool,
+            sharing=device.sharing.value,
+            overcommit_milli=device.overcommit_milli,
+            healthy=device.healthy,
+            simulated=device.simulated,
+            used_compute_milli=used_compute_milli,
+            used_memory_mib=used_memory_mib,
+        )
+
+
+class NodeView(Outgoing):
+    name: str
+    status: str
+    cordoned: bool
+    labels: dict[str, str]
+    pools: dict[str, str]
+    capacity: AmountsView
+    allocatable: AmountsView
+    free: AmountsView
+    devices: list[DeviceView] = []
+    allocations: int = 0
+    control_slots: int = 0
+    control_used: int = 0
+    runtimes: list[str] = []
+    enforcement: str = ""
+    address: str = ""
+    agent_version: str = ""
+    notes: list[str] = []
+    heartbeat_age_ms: int = 0
+    registered_at_ms: int = 0
+
+
+def node_view(
+    node: Node,
+    free: Amounts,
+    used: dict[str, tuple[int, int]],
+    *,
+    allocations: int = 0,
+    control_used: int = 0,
+    heartbeat_age_ms: int = 0,
+) -> NodeView:
+    """`used` maps a device's UUID to (compute in thousandths, memory in MiB) given out."""
+    return NodeView(
+        name=node.name,
+        status=node.status.value,
+        cordoned=node.cordoned,
+        labels=dict(node.labels),
+        pools={name: kind.value for name, kind in node.pools.items()},
+        capacity=AmountsView.of(node.capacity),
+        allocatable=AmountsView.of(node.allocatable),
+        free=AmountsView.of(free),
+        devices=[DeviceView.of(device, *used.get(device.uuid, (0, 0))) for device in node.devices],
+        allocations=allocations,
+        control_slots=node.control.slots,
+        control_used=control_used,
+        runtimes=list(node.runtimes),
+        enforcement=node.enforcement.value,
+        address=node.address,
+        agent_version=node.agent_version,
+        notes=list(node.notes),
+        heartbeat_age_ms=heartbeat_age_ms,
+        registered_at_ms=node.registered_at_ms,
+    )
+
+
+class NodePage(Outgoing):
+    nodes: list[NodeView]
+
+
+class PoolView(Outgoing):
+    """One pool, gathered over its nodes. Amounts are in the unit of its kind; a gpu pool counts compute."""
+
+    name: str
+    kind: str
+    strategy: str
+    nodes: list[str]
+    capacity: AmountsView
+    free: AmountsView
+    devices: int = 0
+    devices_free: int = 0
+
+
+class PoolPage(Outgoing):
+    pools: list[PoolView]
+
+
+class LimitsBody(Incoming):
+    """None leaves a resource unbounded."""
+
+    gpu: Milli | None = None
+    cpu: Milli | None = None
+    memory: Bytes | None = None
+    disk: Bytes | None = None
+
+    def to_limits(self) -> Limits:
+        return Limits(self.gpu, self.cpu, self.memory, self.disk)
+
+
+class QuotaBody(Incoming):
+    projects: tuple[Slug, ...] = Field(default=(), description="the projects it holds for; empty: any, by name")
+    limits: LimitsBody = LimitsBody()
+    user_limits: LimitsBody = Field(default=LimitsBody(), description="for each user inside the policy")
+
+    def to_policy(self, name: str) -> QuotaPolicy:
+        return QuotaPolicy(name, self.projects, self.limits.to_limits(), self.user_limits.to_limits())
+
+
+class LimitsView(Outgoing):
+    gpu_milli: int | None = None
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+
+    @staticmethod
+    def of(limits: Limits) -> LimitsView:
+        return LimitsView(
+            gpu_milli=limits.gpu_milli,
+            cpu_milli=limits.cpu_milli,
+            memory_bytes=limits.memory_bytes,
+            disk_bytes=limits.disk_bytes,
+        )
+
+
+class QuotaView(Outgoing):
+    name: str
+    projects: list[str]
+    limits: LimitsView
+    user_limits: LimitsView
+    used: AmountsView
+    used_by_user: dict[str, AmountsView] = {}
+
+
+class QuotaPage(Outgoing):
+    quotas: list[QuotaView]

@@ -1,0 +1,130 @@
+"""Amounts as people write them ("10GiB", 0.25, "500m") and as Crater shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from crater_core.model.allocation import DeviceGrant
+from crater_core.model.resources import Amounts, GpuRequest, Request
+from crater_core.model.units import MILLI, parse_bytes, parse_duration_ms, parse_mib, parse_milli
+from crater_core.wire.base import Incoming, Outgoing
+
+# Each kind is written back with its unit, so that a body which is parsed, sent and parsed again stays the same.
+_NUMBER_OR_TEXT: dict[str, Any] = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_bytes(value)),
+    WithJsonSchema({**_NUMBER_OR_TEXT, "description": 'bytes, or a text with a unit: "10GB", "1.5GiB"'}),
+]
+Mib = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_mib(value)),
+    PlainSerializer(lambda count: f"{count}MiB", return_type=str),
+    WithJsonSchema({**_NUMBER_OR_TEXT, "description": 'bytes, or a text with a unit: "10GiB"; rounded up to whole MiB'}),
+]
+Milli = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_milli(value)),
+    PlainSerializer(lambda count: f"{count}m", return_type=str),
+    WithJsonSchema({**_NUMBER_OR_TEXT, "description": 'a number with at most three decimals: 2, 0.5, or "500m"'}),
+]
+DurationMs = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_duration_ms(value)),
+    PlainSerializer(lambda count: f"{count}ms", return_type=str),
+    WithJsonSchema({**_NUMBER_OR_TEXT, "description": 'seconds, or a text with a unit: "500ms", "30s", "2m", "1.5h"'}),
+]
+
+
+class Resources(Incoming):
+    """What one task (one member of a gang) needs.
+
+    `gpu: 2` asks for two whole devices; `gpu: 0.25`, `gpu_memory: "10GiB"` or both ask for a share of one, or of
+    `gpu_devices` of them.
+    """
+
+    cpu: Milli = Field(default=MILLI, description="cores")
+    memory: Bytes = Field(default=512 * 1024**2)
+    disk: Bytes = Field(default=0, description="scratch space")
+    gpu: Milli = Field(default=0, description="whole devices, or the share of a device when it is below one")
+    gpu_memory: Mib = Field(default=0, description="memory of each device that is shared")
+    gpu_devices: int = Field(default=1, ge=1, le=64, description="how many devices to take a share of")
+    gpu_type: tuple[str, ...] = Field(default=(), description="accepted types, any of them")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_type_may_be_text(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            fields = cast(dict[str, Any], data)
+            return {**fields, "gpu_type": (fields["gpu_type"],)} if isinstance(fields.get("gpu_type"), str) else fields
+        return data
+
+    @model_validator(mode="after")
+    def _gpu_makes_sense(self) -> Resources:
+        if self.gpu > MILLI and self.gpu % MILLI:
+            raise ValueError(
+                f"gpu must be a whole number or below 1, found {self.gpu / MILLI}; for shares of several: gpu_devices"
+            )
+        if self.gpu >= MILLI and self.gpu_memory:
+            raise ValueError("gpu_memory is for shares: a whole device comes with all its memory")
+        if self.gpu >= MILLI and self.gpu_devices > 1:
+            raise ValueError("gpu_devices is for shares: ask for several whole devices with gpu")
+        if not self.gpu and not self.gpu_memory and (self.gpu_type or self.gpu_devices > 1):
+            raise ValueError("gpu_type and gpu_devices need gpu or gpu_memory beside them")
+        return self
+
+    def to_request(self, ports: int = 0) -> Request:
+        return Request(self.cpu, self.memory, self.disk, self._gpu_request(), ports)
+
+    def _gpu_request(self) -> GpuRequest | None:
+        types = tuple(sorted({name.strip().lower() for name in self.gpu_type}))
+        if self.gpu >= MILLI:
+            return GpuRequest(count=self.gpu // MILLI, types=types)
+        if self.gpu or self.gpu_memory:
+            return GpuRequest(self.gpu_devices, self.gpu, self.gpu_memory, exclusive=False, types=types)
+        return None
+
+
+class AmountsView(Outgoing):
+    """Whole units, as the core counts them."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    gpu_milli: int = 0
+    gpu_memory_mib: int = 0
+
+    @staticmethod
+    def of(amounts: Amounts) -> AmountsView:
+        return AmountsView(
+            cpu_milli=amounts.cpu_milli,
+            memory_bytes=amounts.memory_bytes,
+            disk_bytes=amounts.disk_bytes,
+            gpu_milli=amounts.gpu_milli,
+            gpu_memory_mib=amounts.gpu_memory_mib,
+        )
+
+
+class GrantView(Outgoing):
+    """What an allocation holds of one device."""
+
+    uuid: str
+    index: int
+    compute_milli: int
+    memory_mib: int
+    sharing: str
+    simulated: bool = False
+
+    @staticmethod
+    def of(grant: DeviceGrant) -> GrantView:
+        return GrantView(
+            uuid=grant.uuid,
+            index=grant.index,
+            compute_milli=grant.compute_milli,
+            memory_mib=grant.memory_mib,
+            sharing=grant.sharing.value,
+            simulated=grant.simulated,
+        )

@@ -1,0 +1,323 @@
+"""Tasks: what a caller submits, and what it is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from crater_core.model.allocation import Allocation
+from crater_core.model.history import Event
+from crater_core.model.plan import Explanation
+from crater_core.model.reason import Reason
+from crater_core.model.resources import Amounts
+from crater_core.model.task import HealthCheck, Mount, OnDisconnect, RetryPolicy, Task, TaskSpec, TaskStatus, TaskType
+from crater_core.model.usage import HOUR_MS
+from crater_core.wire.base import Incoming, Outgoing, ReasonView
+from crater_core.wire.resources import AmountsView, DurationMs, GrantView, Resources
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TEXT_MAX = 131_072
+"""Bytes of one argument or variable that Linux passes to a program (MAX_ARG_STRLEN)."""
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"must be an absolute path without '..', found {path!r}")
+    return path
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a variable name (letters, digits and _; no digit first)")
+    if name.startswith("CRATER_"):
+        raise ValueError(f"{name!r}: names that start with CRATER_ are set by the agent")
+    return name
+
+
+Text = Annotated[str, Field(max_length=TEXT_MAX), AfterValidator(_no_nul)]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Slug = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Label = Annotated[str, Field(max_length=1000), AfterValidator(_no_nul)]
+Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul), AfterValidator(_absolute)]
+EnvName = Annotated[str, Field(max_length=200), AfterValidator(_env_name)]
+
+
+class MountBody(Incoming):
+    source: Path
+    target: Path
+    read_only: bool = True
+
+
+class RetryBody(Incoming):
+    """`attempts` counts the first try. A lost node runs a task again by itself unless `on_node_loss` is off."""
+
+    attempts: int = Field(default=1, ge=1, le=100)
+    on_node_loss: bool = True
+    on_failure: bool = False
+    backoff: DurationMs = 1_000
+
+
+class HealthBody(Incoming):
+    path: str = Field(default="/health", pattern=r"^/[^\s]*$", max_length=1000)
+    interval: DurationMs = Field(default=5_000, ge=100)
+    timeout: DurationMs = Field(default=2_000, ge=50)
+    failures: int = Field(default=3, ge=1, le=100)
+
+
+class TaskSubmission(Incoming):
+    """One task to run. `command` is a program with its arguments, never a shell line; `image` runs it in a container."""
+
+    name: Name
+    type: Literal["training", "inference", "batch", "control"] = "batch"
+    project: Slug = "default"
+    priority: int = Field(default=50, ge=0, le=100, description="0 is last, 100 is first")
+    command: tuple[Text, ...] = Field(default=(), max_length=4096)
+    image: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")] | None = None
+    env: dict[EnvName, Text] = Field(default={}, max_length=1000)
+    env_profile: Slug | None = Field(default=None, description="variables that the node adds, by the profile's name")
+    working_dir: Path | None = None
+    mounts: tuple[MountBody, ...] = Field(default=(), max_length=100)
+    output_path: Path | None = None
+    resources: Resources = Resources()
+    members: int = Field(default=1, ge=1, le=10_000, description="more than one makes it a gang")
+    pools: tuple[Slug, ...] = Field(default=(), max_length=16)
+    node_labels: dict[Label, Label] = Field(default={}, max_length=100)
+    quota_policy: Slug | None = None
+    strategy: Slug | None = None
+    time_limit: DurationMs | None = None
+    grace: DurationMs = Field(default=10_000, le=3_600_000, description="from SIGTERM to SIGKILL")
+    retry: RetryBody = RetryBody()
+    on_disconnect: Literal["stop", "keep"] = "stop"
+    ports: int = Field(default=0, ge=0, le=100, description="host ports wanted; the task finds them in CRATER_PORTS")
+    group: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_no_nul)] | None = None
+    labels: dict[Label, Label] = Field(default={}, max_length=100)
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> TaskSubmission:
+        if not self.command and self.image is None:
+            raise ValueError("command is missing: a program with its arguments, or an image that has its own")
+        if self.command and not self.command[0]:
+            raise ValueError("command must start with a program, found an empty text")
+        return self
+
+    def to_spec(self, user: str) -> TaskSpec:
+        return TaskSpec(
+            name=self.name,
+            type=TaskType(self.type),
+            project=self.project,
+            user=user,
+            priority=self.priority,
+            command=self.command,
+            image=self.image,
+            env=self.env,
+            env_profile=self.env_profile,
+            working_dir=self.working_dir,
+            mounts=tuple(Mount(m.source, m.target, m.read_only) for m in self.mounts),
+            output_path=self.output_path,
+            request=self.resources.to_request(self.ports),
+            members=self.members,
+            pools=self.pools,
+            node_labels=self.node_labels,
+            quota_policy=self.quota_policy,
+            strategy=self.strategy,
+            time_limit_ms=self.time_limit,
+            grace_ms=self.grace,
+            retry=RetryPolicy(self.retry.attempts, self.retry.on_node_loss, self.retry.on_failure, self.retry.backoff),
+            on_disconnect=OnDisconnect(self.on_disconnect),
+            group=self.group,
+            labels=self.labels,
+        )
+
+
+class TaskBatch(Incoming):
+    """All are accepted, or none. `idempotency_keys`, where given, has one for each task."""
+
+    tasks: tuple[TaskSubmission, ...] = Field(min_length=1, max_length=10_000)
+    idempotency_keys: tuple[str, ...] | None = None
+
+
+class CancelBody(Incoming):
+    reason: str = Field(default="", max_length=1000)
+
+
+class TaskView(Outgoing):
+    """A task as callers see it. Times are milliseconds since the epoch."""
+
+    id: str
+    name: str
+    type: str
+    status: str
+    reason: ReasonView | None = None
+    project: str
+    user: str
+    priority: int
+    quota_policy: str | None = None
+    group: str | None = None
+    service: str | None = None
+    labels: dict[str, str] = {}
+    command: list[str] = []
+    image: str | None = None
+    requested: AmountsView
+    attempt: int = 0
+    node: str | None = None
+    allocation: str | None = None
+    devices: list[GrantView] = []
+    ports: list[int] = []
+    submitted_at_ms: int
+    started_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    waited_ms: int = 0
+    ran_ms: int = 0
+    exit_code: int | None = None
+    ready: bool = False
+    cancelling: bool = False
+    preemptions: int = 0
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
+    gb_hours: float = 0.0
+    memory_peak_bytes: int = 0
+    gpu_memory_peak_mib: int = 0
+    cpu_percent_milli: int = 0
+    revision: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return TaskStatus(self.status).ended
+
+
+def task_view(
+    task: Task,
+    allocations: Sequence[Allocation] = (),
+    *,
+    reason: Reason | None = None,
+    now_ms: int,
+    revision: int = 0,
+) -> TaskView:
+    """Show a task with the allocations of its last attempt (live or ended). `reason` overrides a waiting task's older one."""
+    spec, first = task.spec, next((a for a in allocations if a.member == 0), None)
+    until_ms = task.ended_at_ms if task.ended_at_ms is not None else now_ms
+    queued = task.status is TaskStatus.QUEUED
+    held_hours = [(a.held, (a.ended_at_ms or now_ms) - a.assigned_at_ms) for a in allocations]
+    return TaskView(
+        id=task.id,
+        name=spec.name,
+        type=spec.type.value,
+        status=task.status.value,
+        reason=ReasonView.of(reason or task.reason),
+        project=spec.project,
+        user=spec.user,
+        priority=spec.priority,
+        quota_policy=spec.quota_policy,
+        group=spec.group,
+        service=spec.service,
+        labels=dict(spec.labels),
+        command=list(spec.command),
+        image=spec.image,
+        requested=AmountsView.of(spec.request.amounts.times(spec.members)),
+        attempt=task.attempt,
+        node=first.node if first else None,
+        allocation=first.id if first else None,
+        devices=[GrantView.of(grant) for a in allocations for grant in a.grants],
+        ports=[port for a in allocations for port in a.ports],
+        submitted_at_ms=task.submitted_at_ms,
+        started_at_ms=task.started_at_ms,
+        ended_at_ms=task.ended_at_ms,
+        waited_ms=task.waited_ms + (max(0, now_ms - task.queued_at_ms) if queued else 0),
+        ran_ms=max(0, until_ms - task.started_at_ms) if task.started_at_ms is not None else 0,
+        exit_code=task.exit_code,
+        ready=task.ready,
+        cancelling=task.cancel_reason is not None and not task.status.ended,
+        preemptions=task.preemptions,
+        gpu_hours=_hours(held_hours, "gpu_milli", 1000),
+        core_hours=_hours(held_hours, "cpu_milli", 1000),
+        gb_hours=_hours(held_hours, "memory_bytes", 10**9),
+        memory_peak_bytes=max((a.use.memory_peak_bytes for a in allocations), default=0),
+        gpu_memory_peak_mib=max((a.use.gpu_memory_peak_mib for a in allocations), default=0),
+        cpu_percent_milli=max((a.use.cpu_percent_milli for a in allocations), default=0),
+        revision=revision,
+    )
+
+
+def _hours(held: list[tuple[Amounts, int]], field: str, unit: int) -> float:
+    return sum(getattr(amounts, field) / unit * max(0, ms) / HOUR_MS for amounts, ms in held)
+
+
+class TaskPage(Outgoing):
+    tasks: list[TaskView]
+    next_cursor: str | None = None
+
+
+class TaskChanges(Outgoing):
+    """Tasks of a group (or any) that changed after `after`; ask again with `after=revision`."""
+
+    revision: int
+    tasks: list[TaskView]
+
+
+class EventView(Outgoing):
+    at_ms: int
+    subject: str
+    id: str
+    what: str
+    reason: ReasonView | None = None
+    facts: dict[str, str | int] = {}
+    group: str | None = None
+    sequence: int = 0
+
+    @staticmethod
+    def of(event: Event, sequence: int = 0) -> EventView:
+        return EventView(
+            at_ms=event.at_ms,
+            subject=event.subject,
+            id=event.id,
+            what=event.what,
+            reason=ReasonView.of(event.reason),
+            facts=dict(event.facts),
+            group=event.group,
+            sequence=sequence,
+        )
+
+
+class EventPage(Outgoing):
+    events: list[EventView]
+
+
+class CandidateView(Outgoing):
+    node: str
+    score: float | None = None
+    rejection: ReasonView | None = None
+
+
+class ExplanationView(Outgoing):
+    task: str
+    status: str
+    strategy: str
+    reason: ReasonView | None = None
+    position: int | None = None
+    candidates: list[CandidateView] = []
+
+    @staticmethod
+    def of(explanation: Explanation, status: str) -> ExplanationView:
+        return ExplanationView(
+            task=explanation.task,
+            status=status,
+            strategy=explanation.strategy,
+            reason=ReasonView.of(explanation.reason),
+            position=explanation.position,
+            candidates=[
+                CandidateView(node=c.node, score=c.score, rejection=ReasonView.of(c.rejection)) for c in explanation.candidates
+            ],
+        )
+
+
+def health_check(body: HealthBody) -> HealthCheck:
+    return HealthCheck(body.path, body.interval, body.timeout, body.failures)
