@@ -204,27 +204,26 @@ def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: lis
     """One member of a gang is gone. A success waits for the others; anything else stops them, for the same reason."""
     if ended.status is AllocationStatus.SUCCEEDED:
         return NO_CHANGES
-    first = task.reason or ended.reason
-    changes = Changes((replace(task, reason=first, exit_code=task.exit_code or ended.exit_code),))
+    fault = task.fault or ended.reason or Reason.of(ReasonCode.EXIT_UNKNOWN)
+    exit_code = task.exit_code if task.exit_code is not None else ended.exit_code
+    changes = Changes((replace(task, fault=fault, exit_code=exit_code),))
     for other in others:
-        changes += stop_allocation(snapshot, other, first or Reason.of(ReasonCode.FINISHED), now_ms)
+        changes += stop_allocation(snapshot, other, fault, now_ms)
     return changes
 
 
 def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -> Changes:
     """What becomes of a task whose last allocation has ended."""
-    status, reason = last.status, task.reason if task.spec.members > 1 and task.reason else last.reason
-    if status is AllocationStatus.SUCCEEDED and task.spec.members > 1 and task.reason is not None:
-        status = AllocationStatus.FAILED
-    exit_code = last.exit_code if last.exit_code is not None else task.exit_code
-    if status is AllocationStatus.SUCCEEDED:
+    reason = task.fault or last.reason
+    exit_code = task.exit_code if task.fault and task.exit_code is not None else last.exit_code
+    if last.status is AllocationStatus.SUCCEEDED and task.fault is None:
         return _finish(task, TaskStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED), exit_code, now_ms)
     if task.cancel_reason is not None:
         return _finish(task, TaskStatus.CANCELLED, task.cancel_reason, exit_code, now_ms)
-    if status is AllocationStatus.CANCELLED:
-        return _finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
-    if status is AllocationStatus.PREEMPTED:
+    if reason is not None and reason.code is ReasonCode.PREEMPTED:
         return _queue_again(task, reason, now_ms, 0, preempted=True)
+    if last.status is AllocationStatus.CANCELLED and task.fault is None:
+        return _finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
     if may_run_again(settings, task, reason):
         return _queue_again(task, reason, now_ms, backoff_ms(task))
     return _finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
@@ -257,6 +256,7 @@ def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int, p
         preemptions=task.preemptions + preempted,
         allocation=None,
         exit_code=None,
+        fault=None,
         ready=False,
     )
     return Changes((queued,), events=(story(task, "queued_again", now_ms, reason, attempt=task.attempt),))

@@ -147,5 +147,7 @@ class Task:
     """Backoff: not placed before this time."""
     cancel_reason: Reason | None = None
     """Set when somebody asked for its end while it was allocated or running."""
+    fault: Reason | None = None
+    """Why the first member of a gang ended early; the others are being stopped for it."""
     ready: bool = False
     """A replica whose health check passes; always False for other tasks."""
