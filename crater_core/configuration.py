@@ -35,7 +35,8 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (
+        annotation: Any = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation in (
             int,
             float,
             int | None,

@@ -1,0 +1,125 @@
+"""What the scheduler needs of a store: everything live at once, commits that are all or nothing, and reads of the past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from crater_core.lifecycle.changes import Changes
+from crater_core.model.allocation import Allocation
+from crater_core.model.history import Event
+from crater_core.model.snapshot import Entity
+from crater_core.model.task import Task
+from crater_core.model.usage import UsageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitKey:
+    """An idempotency key: the user's own name for one submit. `digest` tells the same body from another."""
+
+    user: str
+    key: str
+    task: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything live at one revision. `closed` are ended allocations of tasks that are still live (members of a gang)."""
+
+    revision: int
+    term: int
+    sequence: int
+    """The number of the last line of history."""
+    entities: tuple[Entity, ...] = ()
+    closed: tuple[Allocation, ...] = ()
+    task_revisions: dict[str, int] = field(default_factory=lambda: {})
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    revision: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A task with the allocations of its last attempt and the revision of its last change."""
+
+    task: Task
+    allocations: tuple[Allocation, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    sequence: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """All that are given must hold; `statuses` are alternatives."""
+
+    statuses: tuple[str, ...] = ()
+    project: str | None = None
+    user: str | None = None
+    name: str | None = None
+    group: str | None = None
+    service: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    key: str | None = None
+
+
+class Store(Protocol):
+    """Calls may come from several threads. Any of them may raise StoreUnavailable; the same call may work later."""
+
+    def begin_term(self) -> int:
+        """Take over: a higher term from here on, under which all later commits must come."""
+        ...
+
+    def load(self) -> Loaded: ...
+
+    def commit(self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()) -> Committed:
+        """Write all of it durably, or nothing. Entities in `changes` appear once each.
+
+        Raises StaleRevision when somebody else wrote since, and StaleTerm when somebody else took over.
+        """
+        ...
+
+    def find_key(self, user: str, key: str) -> SubmitKey | None: ...
+
+    def task(self, task_id: str) -> StoredTask | None: ...
+
+    def tasks(self, wanted: TaskFilter, limit: int, before: str | None = None) -> list[StoredTask]:
+        """Newest first, with ids below `before`."""
+        ...
+
+    def tasks_changed(self, after: int, group: str | None, limit: int) -> tuple[list[StoredTask], int]:
+        """Tasks changed after a revision, in the order of their changes, and the revision up to which the list is whole."""
+        ...
+
+    def allocation(self, allocation_id: str) -> Allocation | None: ...
+
+    def events(
+        self,
+        after: int,
+        limit: int,
+        *,
+        subject: str | None = None,
+        subject_id: str | None = None,
+        group: str | None = None,
+    ) -> list[StoredEvent]:
+        """Oldest first, with a sequence above `after`."""
+        ...
+
+    def usage(self, from_ms: int, to_ms: int) -> list[UsageRecord]:
+        """Closed records that overlap the window."""
+        ...
+
+    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000) -> int:
+        """Forget some of the oldest ended tasks with their story, beyond an age or a number; says how many went."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,181 @@
+"""The embedded store: one SQLite file in WAL mode, written durably, with its schema brought up to date at start."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from crater_core.errors import StaleRevision, StaleTerm, StoreUnavailable
+from crater_core.lifecycle.changes import Changes
+from crater_core.model.allocation import Allocation
+from crater_core.model.history import Event
+from crater_core.model.usage import UsageRecord
+from crater_core.store import sqlite_rows as rows
+from crater_core.store.codec import decode
+from crater_core.store.protocol import Committed, Loaded, StoredEvent, StoredTask, SubmitKey, TaskFilter
+from crater_core.store.sqlite_file import FileLock, connect, migrate
+
+
+class SqliteStore:
+    """Implements `Store`. One connection writes and one reads; in WAL mode neither waits for the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._file_lock = FileLock(path)
+        try:
+            with self._writing() as db:
+                migrate(db, path)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def _writing(self) -> Generator[sqlite3.Connection]:
+        with self._write_lock:
+            try:
+                self._writer = self._writer or connect(self._path)
+                yield self._writer
+            except sqlite3.Error as error:
+                # The next call starts with a fresh connection: after an I/O error the old one may stay broken.
+                _close(self._writer)
+                self._writer = None
+                raise self._unavailable(error) from error
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        with self._writing() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _reading(self) -> Generator[sqlite3.Connection]:
+        with self._read_lock:
+            try:
+                self._reader = self._reader or connect(self._path)
+                yield self._reader
+            except sqlite3.Error as error:
+                _close(self._reader)
+                self._reader = None
+                raise self._unavailable(error) from error
+
+    def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
+        return StoreUnavailable(f"the store {self._path} cannot be used now: {error}", file=str(self._path), reason=str(error))
+
+    def begin_term(self) -> int:
+        with self._transaction() as db:
+            db.execute("UPDATE standing SET term = term + 1")
+            return int(db.execute("SELECT term FROM standing").fetchone()[0])
+
+    def load(self) -> Loaded:
+        with self._reading() as db:
+            db.execute("BEGIN")  # One view of all tables.
+            try:
+                revision, term, sequence = db.execute("SELECT revision, term, sequence FROM standing").fetchone()
+                entities, closed, revisions = rows.read_live(db)
+            finally:
+                db.execute("ROLLBACK")
+        return Loaded(revision, term, sequence, entities, closed, revisions)
+
+    def commit(self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()) -> Committed:
+        encoded = rows.encode_changes(changes, expected_revision + 1)
+        with self._transaction() as db:
+            revision, term_now, sequence = db.execute("SELECT revision, term, sequence FROM standing").fetchone()
+            if term != term_now:
+                raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
+            if expected_revision != revision:
+                raise StaleRevision("the store has moved on", expected=expected_revision, now=revision)
+            rows.write_changes(db, encoded, keys, sequence)
+            committed = Committed(revision + 1, sequence + len(changes.events))
+            db.execute("UPDATE standing SET revision = ?, sequence = ?", (committed.revision, committed.sequence))
+        return committed
+
+    def find_key(self, user: str, key: str) -> SubmitKey | None:
+        with self._reading() as db:
+            row = db.execute("SELECT task, digest FROM submit_keys WHERE key = ? AND user = ?", (key, user)).fetchone()
+        return SubmitKey(user, key, row[0], bytes(row[1])) if row else None
+
+    def task(self, task_id: str) -> StoredTask | None:
+        with self._reading() as db:
+            found = db.execute("SELECT id, revision, body FROM tasks WHERE id = ?", (task_id,)).fetchall()
+            return next(iter(rows.with_allocations(db, found)), None)
+
+    def tasks(self, wanted: TaskFilter, limit: int, before: str | None = None) -> list[StoredTask]:
+        where, values = rows.conditions(wanted)
+        if before is not None:
+            where.append("id < ?")
+            values.append(before)
+        sql = f"SELECT id, revision, body FROM tasks {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY id DESC LIMIT ?"  # noqa: S608
+        with self._reading() as db:
+            return rows.with_allocations(db, db.execute(sql, (*values, limit)).fetchall())
+
+    def tasks_changed(self, after: int, group: str | None, limit: int) -> tuple[list[StoredTask], int]:
+        of_group, values = ("AND task_group = ?", (group,)) if group is not None else ("", ())
+        sql = f"SELECT id, revision, body FROM tasks WHERE revision > ? {of_group} ORDER BY revision, id LIMIT ?"  # noqa: S608
+        rest = f"SELECT id, revision, body FROM tasks WHERE revision = ? {of_group} ORDER BY id"  # noqa: S608
+        with self._reading() as db:
+            db.execute("BEGIN")
+            try:
+                whole = int(db.execute("SELECT revision FROM standing").fetchone()[0])
+                found = db.execute(sql, (after, *values, limit + 1)).fetchall()
+                if len(found) > limit:
+                    whole = int(found[limit - 1][1])
+                    found = [row for row in found if row[1] < whole] + db.execute(rest, (whole, *values)).fetchall()
+                return rows.with_allocations(db, found), whole
+            finally:
+                db.execute("ROLLBACK")
+
+    def allocation(self, allocation_id: str) -> Allocation | None:
+        with self._reading() as db:
+            row = db.execute("SELECT body FROM allocations WHERE id = ?", (allocation_id,)).fetchone()
+        return decode(Allocation, row[0]) if row else None
+
+    def events(
+        self,
+        after: int,
+        limit: int,
+        *,
+        subject: str | None = None,
+        subject_id: str | None = None,
+        group: str | None = None,
+    ) -> list[StoredEvent]:
+        where: list[str] = ["sequence > ?"]
+        values: list[str | int] = [after]
+        for column, value in (("subject", subject), ("id", subject_id), ("task_group", group)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        sql = f"SELECT sequence, body FROM events WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?"  # noqa: S608
+        with self._reading() as db:
+            return [StoredEvent(row[0], decode(Event, row[1])) for row in db.execute(sql, (*values, limit))]
+
+    def usage(self, from_ms: int, to_ms: int) -> list[UsageRecord]:
+        with self._reading() as db:
+            found = db.execute("SELECT body FROM usage WHERE to_ms > ? AND from_ms < ?", (from_ms, to_ms)).fetchall()
+        return [decode(UsageRecord, row[0]) for row in found]
+
+    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000) -> int:
+        with self._transaction() as db:
+            return rows.prune(db, ended_before_ms, tasks_max, usage_before_ms, step)
+
+    def close(self) -> None:
+        for connection in (self._reader, self._writer):
+            _close(connection)
+        self._reader = self._writer = None
+        self._file_lock.release()
+
+
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        connection.close()
