@@ -51,7 +51,13 @@ class Snapshot:
     by_group: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     by_service: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     node_changes: dict[str, int] = field(default_factory=lambda: {})
-    """Node name to a counter that moves whenever the node or what it holds changes."""
+    """Node name to a counter that moves whenever the node or what it holds changes; the latest change is last."""
+    queue_log: list[str] = field(default_factory=lambda: [], repr=False, compare=False)
+    """Ids of tasks in the order in which they changed, so that a reader need look only at what moved since it last looked."""
+    queue_log_start: int = field(default=0, compare=False)
+    """How many entries have been dropped from the front of the log."""
+    scratch: object = field(default=None, init=False, repr=False, compare=False)
+    """Belongs to the scheduling functions, which keep derived columns here. No result depends on it."""
     _counter: int = 0
 
     def advance(self, entities: Iterable[Entity], removed: Iterable[tuple[type[Entity], str]] = ()) -> None:
@@ -73,6 +79,7 @@ class Snapshot:
             self._remove(kind, name)
 
     def _put_task(self, task: Task) -> None:
+        self._log(task.id)
         if task.status.ended:
             self._remove(Task, task.id)
             return
@@ -97,6 +104,7 @@ class Snapshot:
 
     def _remove(self, kind: type[Entity], name: str) -> None:
         if kind is Task:
+            self._log(name)
             task = self.tasks.pop(name, None)
             self.queued.pop(name, None)
             if task and task.spec.group:
@@ -119,7 +127,15 @@ class Snapshot:
 
     def _touch(self, node: str) -> None:
         self._counter += 1
+        self.node_changes.pop(node, None)
         self.node_changes[node] = self._counter
+
+    def _log(self, task: str) -> None:
+        self.queue_log.append(task)
+        if len(self.queue_log) > 2 * len(self.tasks) + 10_000:
+            half = len(self.queue_log) // 2
+            del self.queue_log[:half]
+            self.queue_log_start += half
 
 
 def _discard(index: dict[str, set[str]], key: str, member: str) -> None:

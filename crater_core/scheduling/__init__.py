@@ -1,0 +1,13 @@
+"""A snapshot in, a decision out: admission, the cycle, explanations, and what is free. Pure."""
+
+from crater_core.scheduling.admission import admit as admit
+from crater_core.scheduling.cycle import schedule as schedule
+from crater_core.scheduling.explaining import explain as explain
+from crater_core.scheduling.explaining import explain_spec as explain_spec
+from crater_core.scheduling.overview import PoolView as PoolView
+from crater_core.scheduling.overview import QuotaUse as QuotaUse
+from crater_core.scheduling.overview import device_use as device_use
+from crater_core.scheduling.overview import free_amounts as free_amounts
+from crater_core.scheduling.overview import pool_overview as pool_overview
+from crater_core.scheduling.overview import quota_use as quota_use
+from crater_core.scheduling.strategies import STRATEGIES as STRATEGIES

@@ -1,0 +1,277 @@
+"""Nodes and devices as columns of whole numbers, kept equal to a snapshot by re-reading only the nodes that changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crater_core.model.allocation import Allocation
+from crater_core.model.node import GpuDevice, Node, PoolKind, SharingMode
+from crater_core.model.snapshot import Snapshot
+from crater_core.model.units import MILLI
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+CPU, MEMORY, DISK, PORTS, CONTROL_SLOTS, CONTROL_MEMORY = range(6)
+WIDTH = 6
+NOBODY = -1
+"""No user holds the device under MPS."""
+
+Bucket = tuple[str, str, str | None]
+"""Who holds something: project, user, and the quota policy named by the task."""
+Held = list[int]
+"""gpu, cpu, memory, disk, GPU memory; units as in `Amounts`."""
+
+
+class DeviceKind:
+    """Devices that a shape cannot tell apart, but for what is free on them."""
+
+    __slots__ = ("device", "pools")
+
+    def __init__(self, device: GpuDevice, pools: dict[str, PoolKind]) -> None:
+        self.device = device
+        self.pools = pools
+
+
+class Columns:
+    """Row i is the i-th node by name; device columns have one place for each device of the largest node.
+
+    `kind` is -1 where there is no device, or an unwell one; `profile` is -1 where the node takes nothing new.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.row_of: dict[str, int] = {}
+        self.nodes: list[Node] = []
+        self.devices: list[list[GpuDevice]] = []
+        self.kinds: list[DeviceKind] = []
+        self.profiles: list[Node] = []
+        """One node of each profile: same labels, pools and runtimes."""
+        self._kind_ids: dict[tuple[object, ...], int] = {}
+        self._profile_ids: dict[tuple[object, ...], int] = {}
+        self.users: dict[str, int] = {}
+        self.ports_used: list[set[int]] = []
+        self.held: dict[str, dict[Bucket, Held]] = {}
+        """Per node name, what each bucket holds there: the source of quota use."""
+        self.held_in_all: dict[Bucket, Held] = {}
+        self.log: list[int] = []
+        """Rows in the order in which they changed: a score column refreshes only what was logged since it last looked."""
+        self.generation = 0
+        """Moves when rows are renumbered: everything kept per row is then void."""
+        self.declarations = 0
+        """Moves when a node joins, leaves, or says something else of itself."""
+        self._seen = 0
+        self._stale: set[int] = set()
+        self.largest_cpu: int = 1
+        self.largest_gpu: int = 1
+        """Of any node, in thousandths: what scores are measured against."""
+        self._reset(0, 0)
+
+    def _reset(self, count: int, width: int) -> None:
+        self.free: IntArray = np.zeros((count, WIDTH), np.int64)
+        self.total: IntArray = np.zeros((count, WIDTH), np.int64)
+        self.compute: IntArray = np.zeros((count, width), np.int64)
+        self.gpu_memory: IntArray = np.zeros((count, width), np.int64)
+        self.user: IntArray = np.full((count, width), NOBODY, np.int64)
+        self.kind: IntArray = np.full((count, width), -1, np.int64)
+        self.profile: IntArray = np.full(count, -1, np.int64)
+        self.gpus: IntArray = np.zeros(count, np.int64)
+        """Thousandths of all well devices of the node."""
+        self.compute_free: IntArray = np.zeros(count, np.int64)
+        """Thousandths that are free on the node's well devices together."""
+
+    # --- keeping up with the snapshot
+
+    def sync(self, snapshot: Snapshot) -> None:
+        changed = self._changed_since(snapshot)
+        if any(name in snapshot.nodes and self._must_renumber(snapshot, name) for name in changed) or any(
+            name in self.row_of and name not in snapshot.nodes for name in changed
+        ):
+            self._renumber(snapshot)
+        else:
+            rows = {self.row_of[name] for name in changed if name in self.row_of} | self._stale
+            for row in rows:
+                self._read(snapshot, row)
+        for name in changed:
+            if name not in self.row_of:
+                self._hold(name, self._sum_held(snapshot, snapshot.by_node.get(name, {}).values()))
+        self._stale.clear()
+        if changed:
+            self._measure_largest()
+        if len(self.log) > 1_000_000:
+            self._void()
+
+    def _measure_largest(self) -> None:
+        cpu, gpu = max(1, int(self.total[:, CPU].max(initial=0))), max(1, int(self.gpus.max(initial=0)))
+        if (cpu, gpu) != (self.largest_cpu, self.largest_gpu):
+            self.largest_cpu, self.largest_gpu = cpu, gpu
+            self._void()
+
+    def _void(self) -> None:
+        self.log.clear()
+        self.generation += 1
+
+    def touch(self, row: int) -> None:
+        """The row no longer shows the snapshot: it is read again before the next decision."""
+        self._stale.add(row)
+        self.log.append(row)
+
+    def _changed_since(self, snapshot: Snapshot) -> list[str]:
+        changed: list[str] = []
+        for name, counter in reversed(snapshot.node_changes.items()):
+            if counter <= self._seen:
+                break
+            changed.append(name)
+        if changed:
+            self._seen = snapshot.node_changes[changed[0]]
+        return changed
+
+    def _must_renumber(self, snapshot: Snapshot, name: str) -> bool:
+        return name not in self.row_of or len(snapshot.nodes[name].devices) > self.compute.shape[1]
+
+    def _renumber(self, snapshot: Snapshot) -> None:
+        self.names = sorted(snapshot.nodes)
+        self.row_of = {name: row for row, name in enumerate(self.names)}
+        self.nodes = [snapshot.nodes[name] for name in self.names]
+        self.devices = [[] for _ in self.names]
+        self.ports_used = [set() for _ in self.names]
+        self._reset(len(self.names), max((len(node.devices) for node in self.nodes), default=0))
+        self._void()
+        self.declarations += 1
+        for name in [name for name in self.held if name not in self.row_of]:
+            self._hold(name, self._sum_held(snapshot, snapshot.by_node.get(name, {}).values()))
+        for row in range(len(self.names)):
+            self._read(snapshot, row)
+
+    def _read(self, snapshot: Snapshot, row: int) -> None:
+        name = self.names[row]
+        node = snapshot.nodes[name]
+        allocations = snapshot.by_node.get(name, {}).values()
+        if self.nodes[row] is not node:
+            self.declarations += 1
+        self.nodes[row] = node
+        self._read_declared(row, node)
+        self._read_taken(snapshot, row, node, allocations)
+        self._hold(name, self._sum_held(snapshot, allocations))
+        self.log.append(row)
+
+    def _read_declared(self, row: int, node: Node) -> None:
+        give, control = node.allocatable, node.control
+        self.total[row] = (
+            give.cpu_milli,
+            give.memory_bytes,
+            give.disk_bytes,
+            node.port_count,
+            control.slots,
+            control.memory_bytes,
+        )
+        devices = sorted(node.devices, key=lambda device: (device.index, device.uuid))
+        self.devices[row] = devices
+        self.profile[row] = self._profile_id(node) if node.schedulable else -1
+        self.gpus[row] = MILLI * sum(device.healthy for device in devices)
+        self.kind[row] = -1
+        for slot, device in enumerate(devices):
+            if device.healthy:
+                self.kind[row, slot] = self._kind_id(device, node)
+
+    def _read_taken(self, snapshot: Snapshot, row: int, node: Node, allocations: Iterable[Allocation]) -> None:
+        free = self.total[row].tolist()
+        devices = self.devices[row]
+        slots = {device.uuid: slot for slot, device in enumerate(devices)}
+        compute = [MILLI] * len(devices)
+        memory = [device.allocatable_memory_mib for device in devices]
+        user = [NOBODY] * len(devices)
+        ports: set[int] = set()
+        for allocation in allocations:
+            held = allocation.held
+            ports.update(allocation.ports)
+            if allocation.control:
+                free[CONTROL_SLOTS] -= 1
+                free[CONTROL_MEMORY] -= held.memory_bytes
+                continue
+            free[CPU] -= held.cpu_milli
+            free[MEMORY] -= held.memory_bytes
+            free[DISK] -= held.disk_bytes
+            for grant in allocation.grants:
+                slot = slots.get(grant.uuid)
+                if slot is None:
+                    continue
+                compute[slot] -= grant.compute_milli
+                memory[slot] -= grant.memory_mib
+                if devices[slot].sharing is SharingMode.MPS:
+                    task = snapshot.tasks.get(allocation.task)
+                    user[slot] = self.user_id(task.spec.user if task else "")
+        free[PORTS] -= len(ports)
+        self.ports_used[row] = ports
+        self.free[row] = free
+        width = len(devices)
+        self.compute[row, :width] = compute
+        self.gpu_memory[row, :width] = memory
+        self.user[row, :width] = user
+        self.compute_free[row] = sum(free for free, device in zip(compute, devices, strict=True) if device.healthy)
+
+    def user_id(self, user: str) -> int:
+        return self.users.setdefault(user, len(self.users))
+
+    def _profile_id(self, node: Node) -> int:
+        key = (frozenset(node.labels.items()), frozenset(node.pools.items()), node.runtimes)
+        found = self._profile_ids.get(key)
+        if found is None:
+            found = self._profile_ids[key] = len(self.profiles)
+            self.profiles.append(node)
+        return found
+
+    def _kind_id(self, device: GpuDevice, node: Node) -> int:
+        gpu_pools = frozenset(pool for pool, kind in node.pools.items() if kind is PoolKind.GPU)
+        key = (
+            device.gpu_type,
+            device.model,
+            device.memory_mib,
+            device.pool,
+            device.sharing,
+            device.overcommit_milli,
+            gpu_pools,
+        )
+        found = self._kind_ids.get(key)
+        if found is None:
+            found = self._kind_ids[key] = len(self.kinds)
+            self.kinds.append(DeviceKind(device, dict(node.pools)))
+        return found
+
+    # --- who holds what
+
+    def _sum_held(self, snapshot: Snapshot, allocations: Iterable[Allocation]) -> dict[Bucket, Held]:
+        held: dict[Bucket, Held] = defaultdict(lambda: [0] * 5)
+        for allocation in allocations:
+            task = snapshot.tasks.get(allocation.task)
+            if allocation.control or task is None:
+                continue
+            add(held[task.spec.project, task.spec.user, task.spec.quota_policy], vector(allocation))
+        return held
+
+    def _hold(self, name: str, held: dict[Bucket, Held]) -> None:
+        before = self.held.pop(name, None)
+        if held:
+            self.held[name] = held
+        if before == held:
+            return
+        for bucket, amounts in held.items():
+            add(self.held_in_all.setdefault(bucket, [0] * 5), amounts)
+        for bucket, amounts in (before or {}).items():
+            add(self.held_in_all[bucket], amounts, -1)
+            if not any(self.held_in_all[bucket]):
+                del self.held_in_all[bucket]
+
+
+def add(total: Held, amounts: Held, sign: int = 1) -> None:
+    for place, amount in enumerate(amounts):
+        total[place] += sign * amount
+
+
+def vector(allocation: Allocation) -> Held:
+    held = allocation.held
+    return [held.gpu_milli, held.cpu_milli, held.memory_bytes, held.disk_bytes, held.gpu_memory_mib]

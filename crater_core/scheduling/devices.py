@@ -1,0 +1,43 @@
+"""Which devices of the chosen node a task gets."""
+
+from __future__ import annotations
+
+from crater_core.model.allocation import DeviceGrant
+from crater_core.model.node import SharingMode
+from crater_core.model.units import MILLI
+from crater_core.scheduling.columns import NOBODY
+from crater_core.scheduling.fits import Fits
+
+
+def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
+    """Slots with what to take of each. The row must fit.
+
+    Whole devices: those that cannot be shared first, so that shareable ones stay for shares. Shares: the fullest device
+    that still has room, so that others stay whole. Equals go by index.
+    """
+    columns = fits.columns
+    devices, kinds = columns.devices[row], columns.kind[row].tolist()
+    compute, memory, user = columns.compute[row].tolist(), columns.gpu_memory[row].tolist(), columns.user[row].tolist()
+    candidates: list[tuple[int, int, int]] = []
+    for slot, device in enumerate(devices):
+        kind = kinds[slot]
+        if compute[slot] < fits.device_compute[kind] or memory[slot] < fits.device_memory[kind]:
+            continue
+        if fits.shape.shares:
+            if device.sharing is SharingMode.MPS and user[slot] not in (NOBODY, fits.user):
+                continue
+            candidates.append((compute[slot], memory[slot], slot))
+        else:
+            candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
+    candidates.sort()
+    assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
+    return [(slot, _grant(fits, row, slot, kinds[slot])) for _, _, slot in candidates[: fits.count]]
+
+
+def _grant(fits: Fits, row: int, slot: int, kind: int) -> DeviceGrant:
+    device = fits.columns.devices[row][slot]
+    compute, memory = int(fits.device_compute[kind]), int(fits.device_memory[kind])
+    # A device given whole is nobody else's, whatever its mode: the task needs no share of it.
+    sharing = device.sharing if fits.shape.shares or device.sharing is SharingMode.MIG else SharingMode.EXCLUSIVE
+    assert compute <= MILLI, "a share never passes one device"
+    return DeviceGrant(device.uuid, device.index, compute, memory, sharing, device.simulated)

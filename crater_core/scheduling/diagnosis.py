@@ -1,0 +1,207 @@
+"""Why nothing fits: for the cluster as a whole, the reason that helps a person most; for one node, the first thing amiss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crater_core.model.node import Node, NodeStatus
+from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.snapshot import Snapshot
+from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, Columns, IntArray
+from crater_core.scheduling.fits import TOO_MUCH, Fits, profile_fits
+from crater_core.scheduling.quotas import listed
+from crater_core.scheduling.shapes import Shape
+
+_C = ReasonCode
+
+
+def why_nothing_fits(snapshot: Snapshot, fits: Fits) -> Reason:
+    """For a shape that fits no node now: no node at all, none of the kind, fragmented, or simply busy."""
+    columns, shape = fits.columns, fits.shape
+    ready = np.flatnonzero(columns.profile >= 0)
+    if not len(ready):
+        return Reason.of(_C.NO_NODE_READY, nodes=len(snapshot.nodes))
+    profiles = sorted({int(profile) for profile in columns.profile[ready]})
+    eligible = ready[fits.profile_ok[columns.profile[ready]]]
+    if not len(eligible):
+        return _none_of_the_kind(shape, [columns.profiles[profile] for profile in profiles])
+    if shape.gpu is not None:
+        usable = fits.device_compute[columns.kind[eligible]] < TOO_MUCH
+        if not usable.any():
+            return _no_such_device(fits, eligible)
+        eligible = eligible[usable.any(1)]
+    if shape.control:
+        return Reason.of(_C.NO_CONTROL_SLOT, slots=int(columns.total[eligible, CONTROL_SLOTS].sum()))
+    return _short(fits, eligible)
+
+
+def _none_of_the_kind(shape: Shape, nodes: list[Node]) -> Reason:
+    labels, pools = shape.labels, shape.pools
+    nodes = [node for node in nodes if all(node.labels.get(key) == value for key, value in labels)]
+    if not nodes:
+        return Reason.of(_C.LABELS_MISMATCH, labels=_shown(shape))
+    if not any(shape.runtime in node.runtimes for node in nodes):
+        return Reason.of(_C.RUNTIME_MISSING, runtime=shape.runtime)
+    nodes = [node for node in nodes if shape.runtime in node.runtimes]
+    missing = [pool for pool in pools if not any(pool in node.pools for node in nodes)]
+    return Reason.of(_C.POOL_MISSING, pool=missing[0] if missing else " and ".join(pools))
+
+
+def _no_such_device(fits: Fits, eligible: IntArray) -> Reason:
+    columns, gpu = fits.columns, fits.shape.gpu
+    assert gpu is not None, "asked only for GPU shapes"
+    rows: list[int] = eligible.tolist()
+    devices = [device for row in rows for device in columns.devices[row] if device.healthy]
+    if gpu.types:
+        return Reason.of(_C.GPU_TYPE_MISSING, types=" or ".join(gpu.types), present=listed({d.gpu_type for d in devices}))
+    what = "any GPU" if gpu.exclusive else "a GPU that can be shared and is large enough"
+    return Reason.of(_C.GPU_TYPE_MISSING, types=what, present=listed({f"{d.gpu_type} ({d.sharing.value})" for d in devices}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """One thing asked for: how much of it each eligible node could give now, and how much is free in all."""
+
+    name: str
+    wanted: int
+    usable: IntArray
+    free: int
+
+
+def _short(fits: Fits, rows: IntArray) -> Reason:
+    resources = _resources(fits, rows)
+    for resource in resources:
+        if resource.free < resource.wanted:
+            return Reason.of(_C.NO_ROOM, resource=resource.name, wanted=resource.wanted, free=resource.free)
+    enough = [resource.usable >= resource.wanted for resource in resources]
+    if _only_another_user(fits, rows, resources):
+        return Reason.of(_C.MPS_USER)
+    place = "device" if fits.shape.shares and fits.count == 1 else "node"
+    for index, resource in enumerate(resources):
+        others: BoolArray = np.ones(len(rows), np.bool_)
+        for other, there in enumerate(enough):
+            if other != index:
+                others &= there
+        best = int(resource.usable[others].max(initial=-1))
+        if 0 <= best < resource.wanted:
+            return _fragmented(resource, best, place if resource.name == "gpu" else "node")
+    # No node lacks one thing only: name the one that is scarcest everywhere.
+    worst = min(resources, key=lambda resource: int(resource.usable.max(initial=0)) * 1000 // max(1, resource.wanted))
+    return _fragmented(worst, min(int(worst.usable.max(initial=0)), worst.wanted - 1), "node")
+
+
+def _only_another_user(fits: Fits, rows: IntArray, resources: list[_Resource]) -> bool:
+    """Whether some node would fit if its MPS devices served this task's user."""
+    if fits.shape.user is None:
+        return False
+    enough = fits.devices_with_room(rows).sum(1) >= fits.count
+    for resource in resources:
+        if not resource.name.startswith("gpu"):
+            enough &= resource.usable >= resource.wanted
+    return bool(enough.any())
+
+
+def _fragmented(resource: _Resource, best: int, place: str) -> Reason:
+    facts: dict[str, int | str] = {"wanted": resource.wanted, "free": resource.free, "best": best, "place": place}
+    return Reason(_C.FRAGMENTED, {"resource": resource.name, **facts})
+
+
+def _resources(fits: Fits, rows: IntArray) -> list[_Resource]:
+    columns, request = fits.columns, fits.shape.request
+    found: list[_Resource] = []
+    if request.gpu is not None:
+        found.append(_gpu(fits, rows))
+    for name, column, wanted in (
+        ("cpu", CPU, request.cpu_milli),
+        ("memory", MEMORY, request.memory_bytes),
+        ("disk", DISK, request.disk_bytes),
+        ("ports", PORTS, request.ports),
+    ):
+        if wanted:
+            free = columns.free[rows, column]
+            found.append(_Resource(name, wanted, free, int(np.maximum(free, 0).sum())))
+    return found
+
+
+def _gpu(fits: Fits, rows: IntArray) -> _Resource:
+    """Compute in thousandths; a share that is stopped by memory alone is told in memory."""
+    columns, gpu = fits.columns, fits.shape.gpu
+    assert gpu is not None, "asked only for GPU shapes"
+    kind = columns.kind[rows]
+    allowed = fits.device_compute[kind] < TOO_MUCH
+    fit = fits.fitting_devices(rows)
+    compute, memory = np.where(allowed, columns.compute[rows], 0), np.where(allowed, columns.gpu_memory[rows], 0)
+    need_compute = int(fits.device_compute[kind][allowed].min())
+    if gpu.exclusive:
+        wanted = gpu.count * need_compute
+        return _Resource("gpu", wanted, fit.sum(1) * need_compute, int(compute.sum()))
+    enough = ((compute >= fits.device_compute[kind]) & allowed).sum(1)
+    if gpu.memory_mib and (enough >= gpu.count).any():
+        largest = np.sort(memory, 1)[:, -gpu.count :].min(1) * gpu.count if memory.shape[1] >= gpu.count else memory.sum(1)
+        usable = np.where(fit.sum(1) >= gpu.count, gpu.count * gpu.memory_mib, largest)
+        return _Resource("gpu_memory", gpu.count * gpu.memory_mib, usable, int(memory.sum()))
+    wanted = gpu.count * need_compute
+    usable = np.where(fit.sum(1) >= gpu.count, wanted, np.minimum(compute.max(1), wanted - 1))
+    return _Resource("gpu", wanted, usable, int(compute.sum()))
+
+
+def rejection(snapshot: Snapshot, fits: Fits, row: int, now_ms: int) -> Reason:
+    """The first thing that keeps the shape off this node."""
+    columns, shape = fits.columns, fits.shape
+    node = columns.nodes[row]
+    if node.status is NodeStatus.LOST:
+        return Reason.of(_C.NODE_LOST, node=node.name, silent_ms=max(0, now_ms - node.heartbeat_at_ms))
+    if node.cordoned:
+        return Reason.of(_C.CORDONED)
+    if not profile_fits(shape, node):
+        return _none_of_the_kind(shape, [node])
+    request, free = shape.request, columns.free[row].tolist()
+    if shape.control and (free[CONTROL_SLOTS] < 1 or (fits.need > columns.free[row]).any()):
+        return Reason.of(_C.NO_CONTROL_SLOT, slots=node.control.slots)
+    gpu_reason = _gpu_rejection(fits, row, node) if shape.gpu is not None else None
+    if gpu_reason is not None:
+        return gpu_reason
+    if request.cpu_milli > free[CPU]:
+        return Reason.of(_C.CPU_SHORT, wanted_milli=request.cpu_milli, free_milli=max(0, free[CPU]))
+    if request.memory_bytes > free[MEMORY]:
+        return Reason.of(_C.MEMORY_SHORT, wanted_bytes=request.memory_bytes, free_bytes=max(0, free[MEMORY]))
+    if request.disk_bytes > free[DISK]:
+        return Reason.of(_C.DISK_SHORT, wanted_bytes=request.disk_bytes, free_bytes=max(0, free[DISK]))
+    assert request.ports > free[PORTS], "a node that is rejected lacks something"
+    return Reason.of(_C.PORTS_SHORT, wanted=request.ports, free=max(0, free[PORTS]))
+
+
+def _gpu_rejection(fits: Fits, row: int, node: Node) -> Reason | None:
+    columns, gpu = fits.columns, fits.shape.gpu
+    assert gpu is not None, "asked only for GPU shapes"
+    rows = np.array([row], np.int64)
+    if int(fits.fitting_devices(rows).sum()) >= gpu.count:
+        return None
+    kind = columns.kind[row]
+    allowed = fits.device_compute[kind] < TOO_MUCH
+    unwell = sum(not device.healthy for device in node.devices)
+    if not allowed.any():
+        return (
+            Reason.of(_C.GPU_UNHEALTHY, count=unwell) if unwell and unwell == len(node.devices) else _no_such_device(fits, rows)
+        )
+    if int(allowed.sum()) < gpu.count <= int(allowed.sum()) + unwell:
+        return Reason.of(_C.GPU_UNHEALTHY, count=unwell)
+    room = allowed & (columns.compute[row] >= fits.device_compute[kind])
+    need = int(fits.device_compute[kind][allowed].min())
+    if int(room.sum()) < gpu.count:
+        return Reason.of(_C.GPU_SHORT, wanted=gpu.count, wanted_milli=need, fit=int(room.sum()))
+    room &= columns.gpu_memory[row] >= fits.device_memory[kind]
+    if int(room.sum()) < gpu.count:
+        wanted = int(fits.device_memory[kind][allowed].min())
+        return Reason.of(_C.GPU_MEMORY_SHORT, wanted_mib=wanted, free_mib=_most(columns, row, allowed))
+    return Reason.of(_C.MPS_USER)
+
+
+def _most(columns: Columns, row: int, allowed: BoolArray) -> int:
+    return max(0, int(columns.gpu_memory[row][allowed].max(initial=0)))
+
+
+def _shown(shape: Shape) -> str:
+    return ", ".join(f"{key}={value}" for key, value in shape.labels)

@@ -1,0 +1,93 @@
+"""Why a task waits or where it would go: every node with its score or the first thing amiss, and its place in the queue."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from crater_core.errors import NotFound
+from crater_core.model.plan import Candidate, Explanation, Refused
+from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.snapshot import Snapshot
+from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
+from crater_core.scheduling.admission import admit
+from crater_core.scheduling.cycle import backing_off
+from crater_core.scheduling.diagnosis import rejection, why_nothing_fits
+from crater_core.scheduling.fairness import Shares
+from crater_core.scheduling.fits import NEVER, Fits
+from crater_core.scheduling.memory import Memory, memory_of
+from crater_core.scheduling.quotas import QuotaBook, held_of, listed
+from crater_core.scheduling.shapes import shape_of
+from crater_core.scheduling.strategies import STRATEGIES
+
+
+def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
+    """Explain a live task as things stand. Raises `NotFound` for one that is not (or no longer) there."""
+    task = snapshot.tasks.get(task_id)
+    if task is None:
+        raise NotFound(f"no live task {task_id}", task=task_id)
+    memory = memory_of(snapshot)
+    memory.queue.sync(snapshot, now_ms)
+    if task.status is not TaskStatus.QUEUED:
+        return _explain(snapshot, memory, task.spec, task_id, task.reason, None, now_ms)
+    reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
+    waits = reason or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
+    return _explain(snapshot, memory, task.spec, task_id, waits, _position(memory, task), now_ms)
+
+
+def explain_spec(snapshot: Snapshot, spec: TaskSpec, now_ms: int) -> Explanation:
+    """What would become of a task with this spec, without submitting it. No reason means that it could start now."""
+    memory = memory_of(snapshot)
+    admission = admit(spec, snapshot)
+    if isinstance(admission, Refused):
+        return Explanation("", shape_of(spec, snapshot.settings).strategy, admission.reason)
+    return _explain(snapshot, memory, spec, "", _why(snapshot, memory, spec), None, now_ms)
+
+
+def _why(snapshot: Snapshot, memory: Memory, spec: TaskSpec) -> Reason | None:
+    """Why a task of this spec cannot start now; None when it can."""
+    shape = shape_of(spec, snapshot.settings)
+    if shape.strategy not in STRATEGIES:
+        return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=shape.strategy, known=listed(STRATEGIES))
+    if spec.type is not TaskType.CONTROL:
+        book = QuotaBook(snapshot.policies, memory.columns.held_in_all)
+        wanted = held_of(spec.request.amounts.times(spec.members))
+        refusal = book.refusal(spec.project, spec.user, spec.quota_policy, wanted)
+        if refusal is not None:
+            return refusal
+    fits = memory.fits(shape)
+    return why_nothing_fits(snapshot, fits) if fits.best() < 0 else None
+
+
+def _explain(
+    snapshot: Snapshot, memory: Memory, spec: TaskSpec, task: str, reason: Reason | None, position: int | None, now_ms: int
+) -> Explanation:
+    shape = shape_of(spec, snapshot.settings)
+    if shape.strategy not in STRATEGIES:
+        return Explanation(task, shape.strategy, reason, (), position)
+    fits = memory.fits(shape)
+    fits.refresh()
+    candidates = tuple(_candidate(snapshot, fits, row, score, now_ms) for row, score in enumerate(fits.score.tolist()))
+    return Explanation(task, shape.strategy, reason, candidates, position)
+
+
+def _candidate(snapshot: Snapshot, fits: Fits, row: int, score: int, now_ms: int) -> Candidate:
+    name = fits.columns.names[row]
+    if score > NEVER:
+        return Candidate(name, score=float(score))
+    return Candidate(name, rejection=rejection(snapshot, fits, row, now_ms))
+
+
+def _position(memory: Memory, task: Task) -> int | None:
+    mine = memory.queue.lane_of(task.id)
+    if mine is None:
+        return None
+    shares = Shares(memory.columns, memory.columns.held_in_all)
+    rank, place = (not mine.control, -mine.priority, shares.of(mine.project)), (task.queued_at_ms, task.id)
+    ahead = 0
+    for lane in memory.queue.lanes.values():
+        other = (not lane.control, -lane.priority, shares.of(lane.project))
+        if other < rank:
+            ahead += len(lane.places)
+        elif other == rank:
+            ahead += bisect_left(lane.places, place)
+    return ahead + 1

@@ -1,0 +1,33 @@
+"""How much of the cluster each project holds, so that among equals the one with less goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crater_core.scheduling.columns import CPU, DISK, MEMORY, Bucket, Columns, Held, add
+
+PARTS = 1_000_000
+
+
+class Shares:
+    """The dominant share of each project: its largest part of the cluster's GPUs, cores, memory or disk, in millionths."""
+
+    def __init__(self, columns: Columns, held: Mapping[Bucket, Held]) -> None:
+        total = columns.total.sum(0).tolist()
+        self._total = [max(1, amount) for amount in (int(columns.gpus.sum()), total[CPU], total[MEMORY], total[DISK])]
+        self._held: dict[str, Held] = {}
+        self._share: dict[str, int] = {}
+        for (project, _, _), amounts in held.items():
+            self.take(project, amounts)
+
+    def of(self, project: str) -> int:
+        share = self._share.get(project)
+        if share is None:
+            held = self._held.get(project)
+            share = max(h * PARTS // t for h, t in zip(held, self._total, strict=False)) if held else 0
+            self._share[project] = share
+        return share
+
+    def take(self, project: str, amounts: Held, sign: int = 1) -> None:
+        add(self._held.setdefault(project, [0] * 5), amounts, sign)
+        self._share.pop(project, None)

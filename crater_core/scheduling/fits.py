@@ -1,0 +1,128 @@
+"""For one shape, which nodes fit and how they score: a column that is refreshed only for nodes that changed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crater_core.model.node import Node
+from crater_core.scheduling.columns import (
+    CONTROL_MEMORY,
+    CONTROL_SLOTS,
+    CPU,
+    DISK,
+    MEMORY,
+    NOBODY,
+    PORTS,
+    WIDTH,
+    BoolArray,
+    Columns,
+    IntArray,
+)
+from crater_core.scheduling.shapes import Shape, need_of_device, pool_allows, type_matches
+from crater_core.scheduling.strategies import Strategy
+
+NEVER = -(1 << 50)
+"""The score of a node that does not fit."""
+TOO_MUCH = 1 << 60
+"""More than any device has: the need of a device that the shape may not use."""
+
+
+class Fits:
+    """The needs of one shape in the units of the columns, and its score for each node."""
+
+    def __init__(self, columns: Columns, shape: Shape, strategy: Strategy) -> None:
+        self.columns = columns
+        self.shape = shape
+        self.strategy = strategy
+        self.count = shape.gpu.count if shape.gpu else 0
+        self.need: IntArray = _need(shape)
+        self.profile_ok: BoolArray = np.zeros(1, np.bool_)
+        self.device_compute: IntArray = np.full(1, TOO_MUCH, np.int64)
+        self.device_memory: IntArray = np.full(1, TOO_MUCH, np.int64)
+        self.user = columns.user_id(shape.user) if shape.user is not None else NOBODY
+        self.score: IntArray = np.zeros(0, np.int64)
+        self._generation = -1
+        self._position = 0
+
+    def best(self) -> int:
+        """The row of the best node, the first by name among equals; -1 when none fits."""
+        self.refresh()
+        if not len(self.score):
+            return -1
+        row = int(self.score.argmax())
+        return row if self.score[row] > NEVER else -1
+
+    def refresh(self) -> None:
+        columns = self.columns
+        if self._generation != columns.generation or len(columns.log) - self._position > len(columns.names):
+            self._learn()
+            self.score = np.full(len(columns.names), NEVER, np.int64)
+            self._update(np.arange(len(columns.names)))
+            self._generation = columns.generation
+        elif self._position < len(columns.log):
+            self._learn()
+            self._update(np.array(list(dict.fromkeys(columns.log[self._position :])), np.int64))
+        self._position = len(columns.log)
+
+    def fitting_devices(self, rows: IntArray) -> BoolArray:
+        """For each row, which of its devices could give one share."""
+        fit = self.devices_with_room(rows)
+        if self.shape.user is not None:
+            user = self.columns.user[rows]
+            fit &= (user == NOBODY) | (user == self.user)
+        return fit
+
+    def devices_with_room(self, rows: IntArray) -> BoolArray:
+        """As `fitting_devices`, whoever uses them. (Only MPS devices have a user: see `Columns.user`.)"""
+        columns, kind = self.columns, self.columns.kind[rows]
+        return (columns.compute[rows] >= self.device_compute[kind]) & (columns.gpu_memory[rows] >= self.device_memory[kind])
+
+    def _update(self, rows: IntArray) -> None:
+        columns = self.columns
+        ok = self.profile_ok[columns.profile[rows]] & (columns.free[rows] >= self.need).all(1)
+        self.score[rows] = NEVER
+        if self.count:
+            fit = self.fitting_devices(rows)
+            ok &= fit.sum(1) >= self.count
+            if ok.any():
+                rows = rows[ok]
+                self.score[rows] = self.strategy.score(self, rows, fit[ok])
+        elif ok.any():
+            rows = rows[ok]
+            self.score[rows] = self.strategy.score(self, rows, None)
+
+    def _learn(self) -> None:
+        """Take in profiles and device kinds seen since. The last place is for -1: no device, or a node that takes nothing."""
+        columns, shape = self.columns, self.shape
+        if len(self.profile_ok) != len(columns.profiles) + 1:
+            self.profile_ok = np.array([profile_fits(shape, node) for node in columns.profiles] + [False], np.bool_)
+        if len(self.device_compute) != len(columns.kinds) + 1:
+            needs = [self._need_of_kind(index) for index in range(len(columns.kinds))]
+            self.device_compute = np.array([need[0] for need in needs] + [TOO_MUCH], np.int64)
+            self.device_memory = np.array([need[1] for need in needs] + [TOO_MUCH], np.int64)
+
+    def _need_of_kind(self, index: int) -> tuple[int, int]:
+        kind, gpu = self.columns.kinds[index], self.shape.gpu
+        if gpu is None or not type_matches(gpu.types, kind.device) or not pool_allows(self.shape, kind.pools, kind.device):
+            return TOO_MUCH, TOO_MUCH
+        return need_of_device(gpu, kind.device) or (TOO_MUCH, TOO_MUCH)
+
+
+def _need(shape: Shape) -> IntArray:
+    need = np.zeros(WIDTH, np.int64)
+    request = shape.request
+    need[PORTS] = request.ports
+    if shape.control:
+        need[CONTROL_SLOTS], need[CONTROL_MEMORY] = 1, request.memory_bytes
+    else:
+        need[CPU], need[MEMORY], need[DISK] = request.cpu_milli, request.memory_bytes, request.disk_bytes
+    return need
+
+
+def profile_fits(shape: Shape, node: Node) -> bool:
+    """Labels, pools and runtime: what of a node does not change with its load."""
+    return (
+        shape.runtime in node.runtimes
+        and all(pool in node.pools for pool in shape.pools)
+        and all(node.labels.get(key) == value for key, value in shape.labels)
+    )

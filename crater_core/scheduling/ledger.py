@@ -1,0 +1,62 @@
+"""Free room while a plan is made: take, and undo back to a mark. The columns show the snapshot again after the cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crater_core.model.allocation import Placement
+from crater_core.model.node import SharingMode
+from crater_core.scheduling.columns import PORTS, Columns
+from crater_core.scheduling.devices import choose_devices
+from crater_core.scheduling.fits import Fits
+
+
+class Ledger:
+    """Takes room for placements on the columns. Everything it touches is read anew before the next decision."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self._undo: list[Callable[[], None]] = []
+
+    def mark(self) -> int:
+        return len(self._undo)
+
+    def rollback(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            self._undo.pop()()
+
+    def take(self, fits: Fits, row: int, task: str, member: int) -> Placement:
+        """Place one member on a row that fits: choose devices and ports, and take them."""
+        columns = self.columns
+        chosen = choose_devices(fits, row) if fits.count else []
+        ports = self._free_ports(row, int(fits.need[PORTS]))
+        users = [int(columns.user[row, slot]) for slot, _ in chosen]
+        columns.free[row] -= fits.need
+        for slot, grant in chosen:
+            columns.compute[row, slot] -= grant.compute_milli
+            columns.gpu_memory[row, slot] -= grant.memory_mib
+            columns.compute_free[row] -= grant.compute_milli
+            if fits.shape.shares and columns.devices[row][slot].sharing is SharingMode.MPS:
+                columns.user[row, slot] = fits.user
+        columns.ports_used[row].update(ports)
+        columns.touch(row)
+
+        def undo() -> None:
+            columns.free[row] += fits.need
+            for (slot, grant), user in zip(chosen, users, strict=True):
+                columns.compute[row, slot] += grant.compute_milli
+                columns.gpu_memory[row, slot] += grant.memory_mib
+                columns.compute_free[row] += grant.compute_milli
+                columns.user[row, slot] = user
+            columns.ports_used[row].difference_update(ports)
+            columns.touch(row)
+
+        self._undo.append(undo)
+        return Placement(task, member, columns.names[row], tuple(grant for _, grant in chosen), ports)
+
+    def _free_ports(self, row: int, count: int) -> tuple[int, ...]:
+        if not count:
+            return ()
+        node, used = self.columns.nodes[row], self.columns.ports_used[row]
+        free = (port for port in range(node.port_first, node.port_first + node.port_count) if port not in used)
+        return tuple(port for port, _ in zip(free, range(count), strict=False))

@@ -1,0 +1,120 @@
+"""The queue as lanes: tasks that differ only in age stand in one lane, oldest first, so that a blocked lane is looked at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+
+from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.task import Task, TaskType
+from crater_core.scheduling.shapes import Shape, shape_of
+
+Place = tuple[int, str]
+"""When a task entered the queue, and its id: its order inside a lane."""
+LaneKey = tuple[int, int, str, str, str | None, str | None, int, Shape]
+
+
+class Lane:
+    """Tasks of one priority, project, user, quota policy, service and shape."""
+
+    __slots__ = ("control", "key", "members", "places", "priority", "project", "quota_policy", "service", "shape", "user")
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        control, priority, self.project, self.user, self.quota_policy, self.service, self.members, self.shape = key
+        self.control, self.priority = control == 0, -priority
+        self.places: list[Place] = []
+
+
+def lane_key(task: Task, settings: Settings) -> LaneKey:
+    spec = task.spec
+    return (
+        0 if spec.type is TaskType.CONTROL else 1,
+        -spec.priority,
+        spec.project,
+        spec.user,
+        spec.quota_policy,
+        spec.service,
+        spec.members,
+        shape_of(spec, settings),
+    )
+
+
+class Queue:
+    """Follows the snapshot's queue log, so that a cycle costs what has changed and not what waits."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[LaneKey, Lane] = {}
+        self.delayed: dict[str, Task] = {}
+        """Queued, but not before a time that has not come."""
+        self._at: dict[str, tuple[Lane, Place]] = {}
+        self._position = -1
+        self._settings: Settings | None = None
+        self._now_ms = 0
+
+    def sync(self, snapshot: Snapshot, now_ms: int) -> None:
+        start = snapshot.queue_log_start
+        if self._settings is not snapshot.settings or self._position < start or now_ms < self._now_ms:
+            self.lanes, self.delayed, self._at = {}, {}, {}
+            changed = list(snapshot.queued)
+        else:
+            due = [task.id for task in self.delayed.values() if task.not_before_ms <= now_ms]
+            changed = list(dict.fromkeys([*snapshot.queue_log[self._position - start :], *due]))
+        self._settings, self._now_ms = snapshot.settings, now_ms
+        self._position = start + len(snapshot.queue_log)
+        self._move(snapshot, changed, now_ms)
+
+    def lane_of(self, task: str) -> Lane | None:
+        found = self._at.get(task)
+        return found[0] if found else None
+
+    def _move(self, snapshot: Snapshot, changed: list[str], now_ms: int) -> None:
+        leaving: dict[LaneKey, set[Place]] = defaultdict(set)
+        joining: dict[LaneKey, list[Place]] = defaultdict(list)
+        for name in changed:
+            if name in self._at:
+                lane, place = self._at.pop(name)
+                leaving[lane.key].add(place)
+            self.delayed.pop(name, None)
+            task = snapshot.queued.get(name)
+            if task is None:
+                continue
+            if task.not_before_ms > now_ms:
+                self.delayed[name] = task
+                continue
+            key, place = lane_key(task, snapshot.settings), (task.queued_at_ms, name)
+            lane = self.lanes.get(key)
+            if lane is None:
+                lane = self.lanes[key] = Lane(key)
+            joining[lane.key].append(place)
+            self._at[name] = (lane, place)
+        for key, places in leaving.items():
+            _remove(self.lanes[key].places, places)
+        for key, places in joining.items():
+            _insert(self.lanes[key].places, places)
+        for key in leaving:
+            if not self.lanes[key].places:
+                del self.lanes[key]
+
+
+_FEW = 8
+"""Up to this many, moving single entries is cheaper than going through the lane."""
+
+
+def _remove(lane: list[Place], places: set[Place]) -> None:
+    if len(places) > _FEW:
+        lane[:] = [place for place in lane if place not in places]
+        return
+    for place in places:
+        at = bisect_left(lane, place)
+        assert lane[at] == place, "a lane is sorted and holds what it was given"
+        del lane[at]
+
+
+def _insert(lane: list[Place], places: list[Place]) -> None:
+    if len(places) > _FEW:
+        lane.extend(places)
+        lane.sort()
+        return
+    for place in places:
+        insort(lane, place)

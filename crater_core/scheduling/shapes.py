@@ -1,0 +1,90 @@
+"""What of a task matters to a node: tasks of one shape fit the same nodes with the same scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crater_core.model.node import GpuDevice, PoolKind, SharingMode
+from crater_core.model.resources import GpuRequest, Request
+from crater_core.model.snapshot import Settings
+from crater_core.model.task import TaskSpec, TaskType
+from crater_core.model.units import MILLI
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The part of a spec that decides which nodes fit and how they score."""
+
+    request: Request
+    strategy: str
+    control: bool = False
+    runtime: str = "process"
+    pools: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    user: str | None = None
+    """Set for shares only: an MPS device serves one user id."""
+
+    @property
+    def gpu(self) -> GpuRequest | None:
+        return self.request.gpu
+
+    @property
+    def shares(self) -> bool:
+        return self.request.gpu is not None and not self.request.gpu.exclusive
+
+
+def shape_of(spec: TaskSpec, settings: Settings) -> Shape:
+    control = spec.type is TaskType.CONTROL
+    shared = spec.request.gpu is not None and not spec.request.gpu.exclusive
+    return Shape(
+        request=spec.request,
+        strategy=strategy_of(spec, settings),
+        control=control,
+        runtime="process" if spec.image is None else "docker",
+        pools=() if control else tuple(sorted(set(spec.pools))),
+        labels=tuple(sorted(spec.node_labels.items())),
+        user=spec.user if shared else None,
+    )
+
+
+def strategy_of(spec: TaskSpec, settings: Settings) -> str:
+    """The task's own strategy, else that of the first of its pools that has one, else the scheduler's."""
+    if spec.strategy is not None:
+        return spec.strategy
+    for pool in spec.pools:
+        if pool in settings.pool_strategies:
+            return settings.pool_strategies[pool]
+    return settings.strategy
+
+
+def type_matches(types: tuple[str, ...], device: GpuDevice) -> bool:
+    """Whether a device is of one of the types: its `gpu_type` (with or without the vendor in front) or its model."""
+    if not types:
+        return True
+    known = {device.gpu_type.lower(), device.gpu_type.lower().removeprefix("nvidia-"), device.model.lower()}
+    return any(name.lower() in known for name in types)
+
+
+def pool_allows(shape: Shape, pools: dict[str, PoolKind] | None, device: GpuDevice) -> bool:
+    """A device counts when no GPU pool is named, or its own pool is. `pools` are those of the device's node."""
+    named = [pool for pool in shape.pools if pools is not None and pools.get(pool) is PoolKind.GPU]
+    return not named or device.pool in named
+
+
+def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None:
+    """Compute in thousandths and memory in MiB to take of this device for one share; None when it cannot give that.
+
+    A memory-only share takes the same fraction of compute, rounded up; a compute-only share the same fraction of memory.
+    """
+    if gpu.exclusive:
+        return MILLI, device.memory_mib
+    if device.sharing is SharingMode.EXCLUSIVE:
+        return None
+    compute, memory = gpu.compute_milli, gpu.memory_mib
+    if not compute and device.memory_mib:
+        compute = min(MILLI, -(-memory * MILLI // device.memory_mib))
+    if not memory:
+        memory = device.memory_mib * compute // MILLI
+    if memory > device.allocatable_memory_mib or compute > MILLI:
+        return None
+    return max(1, compute), memory

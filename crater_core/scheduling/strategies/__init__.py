@@ -1,0 +1,24 @@
+"""Strategies by name: each gives the nodes that fit a task a whole-number score, higher being better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from crater_core.scheduling.strategies.best_fit import BestFit
+from crater_core.scheduling.strategies.load_balance import LoadBalance
+
+if TYPE_CHECKING:
+    from crater_core.scheduling.columns import BoolArray, IntArray
+    from crater_core.scheduling.fits import Fits
+
+
+class Strategy(Protocol):
+    def score(self, fits: Fits, rows: IntArray, devices: BoolArray | None) -> IntArray:
+        """One whole number between 0 and 1,000,000 for each row. Every row fits; `devices` says which devices do."""
+        ...
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "best_fit": BestFit(),
+    "load_balance": LoadBalance(),
+}
