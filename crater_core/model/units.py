@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _BYTES[_letter] = _BYTES[_letter + "b"] = 1000**_power
     _BYTES[_letter + "i"] = _BYTES[_letter + "ib"] = 1024**_power
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_QUANTITY = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]{0,20})\s*")
 
 MIB = 1024**2
 GIB = 1024**3
@@ -30,11 +30,14 @@ def _split(value: object, what: str) -> tuple[Decimal, str]:
         raise ValueError(f"{what} must be a number or text with a unit, found {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{what} must be finite, found {value!r}")
-    match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str) else None
-    try:
-        number, unit = (Decimal(match[1]), match[2]) if match else (Decimal(str(value)), "")
-    except InvalidOperation:
-        raise ValueError(f"{what} is not a quantity: {value!r}") from None
+    number, unit = Decimal(0), ""
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is None:
+            raise ValueError(f"{what} is not a quantity: {value[:100]!r}")
+        number, unit = Decimal(match[1]), match[2]
+    else:
+        number = Decimal(str(value))
     if number < 0:
         raise ValueError(f"{what} must not be negative, found {value!r}")
     return number, unit
