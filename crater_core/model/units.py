@@ -15,7 +15,7 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _BYTES[_letter] = _BYTES[_letter + "b"] = 1000**_power
     _BYTES[_letter + "i"] = _BYTES[_letter + "ib"] = 1024**_power
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
-_QUANTITY = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]{0,20})\s*")
+_QUANTITY = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]{0,20})\s*")
 
 MIB = 1024**2
 GIB = 1024**3
