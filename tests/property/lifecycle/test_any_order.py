@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from world import World, a_node, a_spec
 
 from crater_core.errors import LeaseLost
@@ -47,6 +48,16 @@ class Cluster(RuleBasedStateMachine):
         retry = RetryPolicy(attempts, on_node_loss=again, on_failure=attempts > 1)
         self.submitted.append(self.world.submit(a_spec(cpu_milli=cpu, gpu_milli=gpu, retry=retry)))
 
+    @initialize(
+        tasks=st.lists(st.tuples(st.sampled_from([500, 1000]), st.sampled_from([0, 250]), st.booleans()), min_size=3, max_size=8)
+    )
+    def begin_busy(self, tasks: list[tuple[int, int, bool]]) -> None:
+        for cpu, gpu, again in tasks:
+            self.submit(cpu, gpu, again, 2)
+        self.cycle()
+        for allocation in list(self.world.snapshot.allocations.values())[::2]:
+            self.world.report(allocation.id, A.RUNNING)
+
     @rule(ms=st.sampled_from([0, 1, 500, 60_000]))
     def time_passes(self, ms: int) -> None:
         self.world.wait(ms)
@@ -75,10 +86,8 @@ class Cluster(RuleBasedStateMachine):
         if allocation is None:
             return
         before = dict(self.world.snapshot.allocations)
-        try:
+        with suppress(LeaseLost):
             self.world.report(allocation.id, A.FAILED, token=allocation.token + 1_000_000)
-        except LeaseLost:
-            pass
         assert self.world.snapshot.allocations == before
 
     @precondition(lambda self: self.submitted)
@@ -158,5 +167,5 @@ class Cluster(RuleBasedStateMachine):
         assert TaskStatus.REFUSED not in {task.status for task in world.ended.values()}
 
 
-Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 TestAnyOrder = Cluster.TestCase
