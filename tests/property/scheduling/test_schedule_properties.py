@@ -1,0 +1,203 @@
+"""What holds for every plan, whatever the cluster and the queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from builders import a_node, a_snapshot, a_task, commit, end
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crater_core.lifecycle.invariants import violations
+from crater_core.model.node import Node, SharingMode
+from crater_core.model.plan import Admitted, Plan
+from crater_core.model.quota import Limits, QuotaPolicy
+from crater_core.model.resources import NOTHING, Amounts
+from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.task import Task
+from crater_core.scheduling import STRATEGIES, admit, explain, quota_use, schedule
+
+SHARING = st.sampled_from([SharingMode.EXCLUSIVE, SharingMode.MPS, SharingMode.TIME_SLICE, SharingMode.MIG])
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str) -> Node:
+    gpus = draw(st.integers(0, 4))
+    return a_node(
+        name,
+        cpu=draw(st.integers(1, 8)),
+        memory_gib=draw(st.integers(1, 8)),
+        disk_gib=draw(st.integers(0, 4)),
+        gpus=gpus,
+        sharing=draw(SHARING),
+        gpu_type=draw(st.sampled_from(["a100", "t4"])),
+        gpu_memory_mib=draw(st.sampled_from([1000, 3001, 16_000])),
+        overcommit_milli=draw(st.sampled_from([1000, 1200])),
+        unwell=draw(st.sets(st.integers(0, 3), max_size=1)),
+        cordoned=draw(st.booleans()) and draw(st.booleans()),
+        port_count=draw(st.integers(0, 3)),
+        runtimes=draw(st.sampled_from([("process",), ("process", "docker")])),
+    )
+
+
+@st.composite
+def tasks(draw: st.DrawFn, id: str) -> Task:
+    kind = draw(st.sampled_from(["cpu", "whole", "share", "memory_share", "control"]))
+    spec: dict[str, Any] = {
+        "cpu": draw(st.integers(0, 4000)),
+        "memory_gib": draw(st.integers(0, 3)),
+        "disk_gib": draw(st.integers(0, 1)),
+        "ports": draw(st.integers(0, 1)),
+        "priority": draw(st.sampled_from([10, 50, 90])),
+        "project": draw(st.sampled_from(["ml", "web", "free"])),
+        "user": draw(st.sampled_from(["ann", "bob"])),
+        "quota_policy": draw(st.sampled_from([None, None, "named"])),
+        "at_ms": draw(st.integers(0, 5)),
+        "not_before_ms": draw(st.sampled_from([0, 0, 0, 100])),
+        "service": draw(st.sampled_from([None, None, "svc"])),
+        "image": draw(st.sampled_from([None, None, "busybox"])),
+        "strategy": draw(st.sampled_from([None, *STRATEGIES])),
+    }
+    match kind:
+        case "whole":
+            spec |= {"gpu": 1000 * draw(st.integers(1, 3)), "gpu_types": draw(st.sampled_from([(), ("a100",), ("t4", "a100")]))}
+        case "share":
+            spec |= {"gpu": draw(st.integers(1, 999)), "gpu_count": draw(st.integers(1, 2))}
+        case "memory_share":
+            spec |= {"gpu_memory_mib": draw(st.integers(1, 4000)), "gpu": draw(st.sampled_from([0, 100]))}
+        case "control":
+            spec |= {"type": "control"}
+        case _:
+            pass
+    return a_task(id, **spec)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[Node], list[Task], list[QuotaPolicy]]:
+    limit = st.one_of(st.none(), st.integers(0, 6000))
+    policies = [
+        QuotaPolicy("named", (), Limits(draw(limit), draw(limit)), Limits(None, draw(limit))),
+        QuotaPolicy("ml-quota", ("ml",), Limits(draw(limit), draw(limit)), Limits(draw(limit), None)),
+    ]
+    return (
+        [draw(nodes(f"n{i}")) for i in range(draw(st.integers(0, 4)))],
+        [draw(tasks(f"t{i}")) for i in range(draw(st.integers(0, 12)))],
+        policies,
+    )
+
+
+Cluster = tuple[list[Node], list[Task], list[QuotaPolicy]]
+
+
+def planned(snapshot: Snapshot, now_ms: int = 10) -> Plan:
+    return schedule(snapshot, now_ms)
+
+
+def within(policy: Limits, used: Amounts) -> bool:
+    pairs = ((policy.gpu_milli, used.gpu_milli), (policy.cpu_milli, used.cpu_milli))
+    return all(limit is None or have <= limit for limit, have in pairs)
+
+
+@given(clusters())
+def test_no_node_device_port_or_slot_is_given_twice(cluster: Cluster) -> None:
+    snapshot = a_snapshot(*cluster)
+    commit(snapshot, planned(snapshot))
+    assert violations(snapshot) == []
+
+
+@given(clusters())
+def test_no_quota_is_passed(cluster: Cluster) -> None:
+    snapshot = a_snapshot(*cluster)
+    commit(snapshot, planned(snapshot))
+    for name, use in quota_use(snapshot).items():
+        policy = snapshot.policies[name]
+        assert within(policy.limits, use.used)
+        assert all(within(policy.user_limits, used) for used in use.by_user.values())
+
+
+@given(clusters())
+def test_every_queued_task_is_placed_or_has_a_reason(cluster: Cluster) -> None:
+    snapshot = a_snapshot(*cluster)
+    plan = planned(snapshot)
+    placed = [placement.task for placement in plan.placements]
+    assert len(placed) == len(set(placed))
+    assert set(placed) | set(plan.waiting) == set(snapshot.queued)
+    assert not set(placed) & set(plan.waiting)
+
+
+@given(clusters(), st.randoms(use_true_random=False))
+def test_the_order_in_which_nodes_and_tasks_came_changes_nothing(cluster: Cluster, random: Any) -> None:
+    nodes, tasks, policies = cluster
+    plan = planned(a_snapshot(nodes, tasks, policies))
+    random.shuffle(nodes)
+    random.shuffle(tasks)
+    assert planned(a_snapshot(nodes, tasks, policies[::-1])) == plan
+
+
+@given(clusters())
+def test_a_plan_checked_again_on_the_same_snapshot_is_the_same(cluster: Cluster) -> None:
+    snapshot = a_snapshot(*cluster)
+    plan = planned(snapshot)
+    for task in snapshot.queued:
+        explain(snapshot, task, 10)
+    assert planned(snapshot) == plan
+
+
+@given(clusters(), st.data())
+def test_remembered_columns_give_the_plans_of_fresh_ones(cluster: Cluster, data: st.DataObject) -> None:
+    """A long life with one memory: nodes and tasks come, change and go, and every plan equals one made from nothing."""
+    snapshot = a_snapshot(*cluster)
+    for step in range(data.draw(st.integers(1, 4))):
+        now_ms = data.draw(st.integers(0, 200))
+        plan = planned(snapshot, now_ms)
+        fresh = a_snapshot(snapshot.nodes.values(), snapshot.tasks.values(), snapshot.policies.values())
+        fresh.advance(snapshot.allocations.values())
+        assert planned(fresh, now_ms) == plan
+        for task in snapshot.queued:
+            assert explain(fresh, task, now_ms) == explain(snapshot, task, now_ms)
+        if data.draw(st.booleans()):
+            commit(snapshot, plan)
+        for task in data.draw(st.sets(st.sampled_from(sorted(snapshot.by_task) or [""]))) - {""}:
+            end(snapshot, task)
+        changed = [data.draw(nodes(f"n{i}")) for i in data.draw(st.sets(st.integers(0, 5), max_size=2))]
+        snapshot.advance([*changed, data.draw(tasks(f"later{step}"))])
+
+
+@given(clusters(), nodes("spare"))
+def test_more_room_never_makes_a_task_wait_that_fitted_alone(cluster: Cluster, spare: Node) -> None:
+    some, tasks, policies = cluster
+    for task in tasks:
+        fits = bool(planned(a_snapshot(some, [task], policies)).placements)
+        wider = [replace(node, allocatable=node.allocatable + Amounts(1000, 2**30, 2**30)) for node in some]
+        for more in ([*some, spare], wider):
+            assert bool(planned(a_snapshot(more, [task], policies)).placements) >= fits
+
+
+@given(clusters())
+def test_what_fits_an_empty_cluster_is_admitted(cluster: Cluster) -> None:
+    some, tasks, policies = cluster
+    for task in tasks:
+        if planned(a_snapshot(some, [task], policies)).placements:
+            assert admit(task.spec, a_snapshot(some, (), policies)) == Admitted()
+
+
+@given(clusters())
+def test_use_of_a_policy_is_the_sum_of_what_live_allocations_hold(cluster: Cluster) -> None:
+    snapshot = a_snapshot(*cluster)
+    commit(snapshot, planned(snapshot))
+    planned(snapshot)
+    held: dict[str, Amounts] = defaultdict(lambda: NOTHING)
+    for allocation in snapshot.allocations.values():
+        spec = snapshot.tasks[allocation.task].spec
+        if not allocation.control and spec.quota_policy == "named":
+            held["named"] += allocation.held
+    assert quota_use(snapshot)["named"].used == held["named"]
+
+
+@settings(max_examples=50)
+@given(clusters(), st.integers(1, 5))
+def test_a_bounded_cycle_leaves_the_rest_unlooked_at(cluster: Cluster, bound: int) -> None:
+    snapshot = a_snapshot(*cluster, settings=Settings(cycle_tasks_max=bound))
+    assert len(planned(snapshot).placements) <= bound
