@@ -94,6 +94,8 @@ class TaskSpec:
     env_profile: str | None = None
     """A named set of variables that the node adds (secrets stay there)."""
     working_dir: str | None = None
+    warm_preload: tuple[str, ...] | None = None
+    """Modules that a template process imports once, so that `python -m MODULE` starts as a fork of it; None: a cold start."""
     mounts: tuple[Mount, ...] = ()
     output_path: str | None = None
 

@@ -188,6 +188,7 @@ class Lease(Outgoing):
     env: dict[str, str] = {}
     env_profile: str | None = None
     working_dir: str | None = None
+    warm_preload: list[str] | None = None
     mounts: list[MountView] = []
     output_path: str | None = None
     cpu_milli: int
@@ -232,6 +233,7 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         env=dict(spec.env),
         env_profile=spec.env_profile,
         working_dir=spec.working_dir,
+        warm_preload=list(spec.warm_preload) if spec.warm_preload is not None else None,
         mounts=[MountView(source=m.source, target=m.target, read_only=m.read_only) for m in spec.mounts],
         output_path=spec.output_path,
         cpu_milli=allocation.held.cpu_milli,

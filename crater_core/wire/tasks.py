@@ -51,6 +51,9 @@ Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_n
 EnvName = Annotated[str, Field(max_length=200), AfterValidator(_env_name)]
 
 
+ModuleName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
 class MountBody(Incoming):
     source: Path
     target: Path
@@ -85,6 +88,11 @@ class TaskSubmission(Incoming):
     env: dict[EnvName, Text] = Field(default={}, max_length=1000)
     env_profile: Slug | None = Field(default=None, description="variables that the node adds, by the profile's name")
     working_dir: Path | None = None
+    warm_preload: tuple[ModuleName, ...] | None = Field(
+        default=None,
+        max_length=50,
+        description="modules imported once by a template on the node, of which this `python -m MODULE` command starts as a fork",
+    )
     mounts: tuple[MountBody, ...] = Field(default=(), max_length=100)
     output_path: Path | None = None
     resources: Resources = Resources()
@@ -107,6 +115,8 @@ class TaskSubmission(Incoming):
             raise ValueError("command is missing: a program with its arguments, or an image that has its own")
         if self.command and not self.command[0]:
             raise ValueError("command must start with a program, found an empty text")
+        if self.warm_preload is not None and (self.image is not None or self.command[1:2] != ("-m",) or len(self.command) < 3):
+            raise ValueError("warm_preload is for commands of the form: python -m MODULE ...")
         return self
 
     def to_spec(self, user: str) -> TaskSpec:
@@ -121,6 +131,7 @@ class TaskSubmission(Incoming):
             env=self.env,
             env_profile=self.env_profile,
             working_dir=self.working_dir,
+            warm_preload=self.warm_preload,
             mounts=tuple(Mount(m.source, m.target, m.read_only) for m in self.mounts),
             output_path=self.output_path,
             request=self.resources.to_request(self.ports),

@@ -77,6 +77,8 @@ def test_gpus_are_asked_for_whole_or_in_shares(asked, request_):
         ({"name": ""}, "name"),
         ({"image": "-rm"}, "image"),
         ({"members": 0}, "members"),
+        ({"warm_preload": ["json"]}, "python -m MODULE"),
+        ({"command": ["python", "-m", "x"], "warm_preload": ["os; import sys"]}, "warm_preload"),
     ],
 )
 def test_what_is_wrong_is_named(fields, says):
