@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from crater_core.model.allocation import Placement
@@ -17,6 +16,7 @@ from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import Fits
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
+from crater_core.scheduling.order import Order
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, held_of, listed
 from crater_core.scheduling.spread import best_spread
@@ -91,38 +91,6 @@ class Cycle:
 
     def _over_quota(self, lane: Lane, wanted: Held) -> Reason | None:
         return self.quotas.refusal(lane.project, lane.user, lane.quota_policy, wanted)
-
-
-class Order:
-    """Lanes by what stands first in them: control tasks, then priority, then the project with the smaller share, then age."""
-
-    def __init__(self, lanes: Iterable[Lane], shares: Shares) -> None:
-        self._shares = shares
-        self._lanes: dict[str, tuple[Lane, int]] = {}
-        self._heap = [self._entry(lane, 0) for lane in lanes]
-        heapq.heapify(self._heap)
-
-    def __iter__(self) -> Iterator[tuple[Lane, int]]:
-        while self._heap:
-            control, priority, share, (_, task) = self._heap[0]
-            lane, start = self._lanes[task]
-            now = self._shares.of(lane.project)
-            if now != share:
-                # The project has been given something since: it goes behind those that have less by now.
-                heapq.heapreplace(self._heap, (control, priority, now, lane.places[start]))
-                continue
-            heapq.heappop(self._heap)
-            del self._lanes[task]
-            yield lane, start
-
-    def advance(self, lane: Lane, start: int) -> None:
-        if start < len(lane.places):
-            heapq.heappush(self._heap, self._entry(lane, start))
-
-    def _entry(self, lane: Lane, start: int) -> tuple[int, int, int, Place]:
-        place = lane.places[start]
-        self._lanes[place[1]] = (lane, start)
-        return (0 if lane.control else 1, -lane.priority, self._shares.of(lane.project), place)
 
 
 class Waiting(Mapping[str, Reason]):
