@@ -86,3 +86,11 @@ class Request:
             gpu.count * gpu.compute_milli if gpu else 0,
             gpu.count * gpu.memory_mib if gpu else 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalRequest:
+    """A request with the number of times it was seen."""
+
+    request: Request
+    weight: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from crater_core.model.allocation import Allocation
 from crater_core.model.node import Node
 from crater_core.model.quota import QuotaPolicy
+from crater_core.model.resources import TypicalRequest
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskStatus
 
@@ -30,6 +31,8 @@ class Settings:
     """A bound on attempts no policy can pass."""
     cycle_tasks_max: int = 10_000
     """How many queued tasks one cycle looks at."""
+    workload: tuple[TypicalRequest, ...] = ()
+    """What tasks usually ask for, most frequent first: what `fragmentation_aware` keeps room for. Empty: a general mix."""
 
 
 @dataclass(slots=True)

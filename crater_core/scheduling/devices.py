@@ -30,6 +30,9 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
         else:
             candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
     candidates.sort()
+    if fits.preferred is not None and fits.preferred[row] >= 0:
+        slot = int(fits.preferred[row])
+        return [(slot, _grant(fits, row, slot, kinds[slot]))]
     assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
     return [(slot, _grant(fits, row, slot, kinds[slot])) for _, _, slot in candidates[: fits.count]]
 

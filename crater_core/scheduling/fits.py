@@ -18,6 +18,7 @@ from crater_core.scheduling.columns import (
     Columns,
     IntArray,
 )
+from crater_core.scheduling.fragmentation import Mix
 from crater_core.scheduling.shapes import Shape, need_of_device, pool_allows, type_matches
 from crater_core.scheduling.strategies import Strategy
 
@@ -30,8 +31,9 @@ TOO_MUCH = 1 << 60
 class Fits:
     """The needs of one shape in the units of the columns, and its score for each node."""
 
-    def __init__(self, columns: Columns, shape: Shape, strategy: Strategy) -> None:
+    def __init__(self, columns: Columns, shape: Shape, strategy: Strategy, mix: Mix) -> None:
         self.columns = columns
+        self.mix = mix
         self.shape = shape
         self.strategy = strategy
         self.count = shape.gpu.count if shape.gpu else 0
@@ -41,8 +43,16 @@ class Fits:
         self.device_memory: IntArray = np.full(1, TOO_MUCH, np.int64)
         self.user = columns.user_id(shape.user) if shape.user is not None else NOBODY
         self.score: IntArray = np.zeros(0, np.int64)
+        self.preferred: IntArray | None = None
+        """For a share: the device that the strategy chose on each node, where it has a view on that."""
         self._generation = -1
         self._position = 0
+
+    def prefer(self, rows: IntArray, slots: IntArray) -> None:
+        """A strategy says which device of each row it scored."""
+        if self.preferred is None or len(self.preferred) != len(self.score):
+            self.preferred = np.full(len(self.score), -1, np.int64)
+        self.preferred[rows] = slots
 
     def best(self) -> int:
         """The row of the best node, the first by name among equals; -1 when none fits."""
@@ -79,11 +89,11 @@ class Fits:
 
     def _update(self, rows: IntArray) -> None:
         columns = self.columns
-        ok = self.profile_ok[columns.profile[rows]] & (columns.free[rows] >= self.need).all(1)
+        ok = self.profile_ok[columns.profile[rows]] & np.logical_and.reduce(columns.free[rows] >= self.need, 1)
         self.score[rows] = NEVER
         if self.count:
             fit = self.fitting_devices(rows)
-            ok &= fit.sum(1) >= self.count
+            ok &= np.logical_or.reduce(fit, 1) if self.count == 1 else np.add.reduce(fit, 1, dtype=np.int64) >= self.count
             if ok.any():
                 rows = rows[ok]
                 self.score[rows] = self.strategy.score(self, rows, fit[ok])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from crater_core.model.plan import Refused
-from crater_core.model.snapshot import Snapshot
+from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.fits import Fits
+from crater_core.scheduling.fragmentation import Mix
 from crater_core.scheduling.queue import Queue
 from crater_core.scheduling.shapes import Shape
 from crater_core.scheduling.strategies import STRATEGIES
@@ -31,15 +32,25 @@ class Memory:
         self._sizes: dict[Shape, Refused | None] = {}
         self._pools: frozenset[str] = frozenset()
         self._declarations = -1
+        self._settings: Settings | None = None
+        self.mix = Mix(self.columns, ())
 
     def fits(self, shape: Shape) -> Fits:
         found = self._fits.pop(shape, None)
         if found is None:
-            found = Fits(self.columns, shape, STRATEGIES[shape.strategy])
+            found = Fits(self.columns, shape, STRATEGIES[shape.strategy], self.mix)
             if len(self._fits) * len(self.columns.names) > CELLS_MAX:
                 self._fits.pop(next(iter(self._fits)))
         self._fits[shape] = found  # Last used goes last; the first is the one to drop.
         return found
+
+    def sync(self, snapshot: Snapshot) -> None:
+        if self._settings is not snapshot.settings:
+            if self._settings is None or self._settings.workload != snapshot.settings.workload:
+                self.mix = Mix(self.columns, snapshot.settings.workload)
+                self._fits.clear()
+            self._settings = snapshot.settings
+        self.columns.sync(snapshot)
 
     def pools(self, snapshot: Snapshot) -> frozenset[str]:
         """The names of all pools."""
@@ -65,5 +76,5 @@ def memory_of(snapshot: Snapshot) -> Memory:
     memory = snapshot.scratch
     if not isinstance(memory, Memory):
         memory = snapshot.scratch = Memory()
-    memory.columns.sync(snapshot)
+    memory.sync(snapshot)
     return memory

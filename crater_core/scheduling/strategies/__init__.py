@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from crater_core.scheduling.strategies.best_fit import BestFit
+from crater_core.scheduling.strategies.fragmentation_aware import FragmentationAware
 from crater_core.scheduling.strategies.load_balance import LoadBalance
 
 if TYPE_CHECKING:
@@ -21,4 +22,5 @@ class Strategy(Protocol):
 STRATEGIES: dict[str, Strategy] = {
     "best_fit": BestFit(),
     "load_balance": LoadBalance(),
+    "fragmentation_aware": FragmentationAware(),
 }
