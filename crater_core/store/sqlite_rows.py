@@ -137,6 +137,8 @@ def conditions(wanted: TaskFilter) -> tuple[list[str], list[str]]:
     where: list[str] = []
     values: list[str] = []
     if wanted.statuses:
+        if all(not TaskStatus(status).ended for status in wanted.statuses):
+            where.append("live = 1")  # Keeps a look at the queue off the whole history.
         where.append(f"status IN ({', '.join('?' * len(wanted.statuses))})")
         values.extend(wanted.statuses)
     columns = ("project", "user", "name", "task_group", "service")

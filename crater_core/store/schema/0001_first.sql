@@ -32,6 +32,10 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_live ON tasks (id) WHERE live = 1;
 CREATE INDEX tasks_revision ON tasks (revision);
 CREATE INDEX tasks_group ON tasks (task_group, revision) WHERE task_group IS NOT NULL;
+CREATE INDEX tasks_project ON tasks (project, id);
+CREATE INDEX tasks_user ON tasks (user, id);
+CREATE INDEX tasks_name ON tasks (name, id);
+CREATE INDEX tasks_service ON tasks (service, id) WHERE service IS NOT NULL;
 CREATE INDEX tasks_ended ON tasks (ended_at_ms) WHERE live = 0;
 
 CREATE TABLE labels (

@@ -1,0 +1,88 @@
+"""The HTTP application: every route behind the gate, every error as problem details."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from crater_core import __version__
+from crater_core.errors import CraterError
+from crater_core.service.auth import Guard
+from crater_core.service.gate import Count, Gate, too_large
+from crater_core.service.http import Hub, invalid, plain_problem, problem
+from crater_core.service.openapi import schema_of
+from crater_core.service.routes_agents import AgentRoutes
+from crater_core.service.routes_cluster import ClusterRoutes
+from crater_core.service.routes_logs import LogRoutes
+from crater_core.service.routes_services import ServiceRoutes
+from crater_core.service.routes_tasks import TaskRoutes
+from crater_core.service.routes_watch import WatchRoutes
+from crater_core.wire.agents import Heartbeat, NodeDeclaration, ReportBatch
+from crater_core.wire.nodes import QuotaBody
+from crater_core.wire.services import ScaleBody, ServiceBody
+from crater_core.wire.tasks import CancelBody, TaskBatch, TaskSubmission
+
+log = logging.getLogger("crater.http")
+_TAKEN: list[type[BaseModel]] = [
+    TaskSubmission,
+    TaskBatch,
+    CancelBody,
+    ServiceBody,
+    ScaleBody,
+    QuotaBody,
+    NodeDeclaration,
+    ReportBatch,
+    Heartbeat,
+]
+
+
+def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
+    """The whole application, ready for a server."""
+    app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
+    for routes in (TaskRoutes, WatchRoutes, LogRoutes, ClusterRoutes, ServiceRoutes, AgentRoutes):
+        app.include_router(routes(hub).router())
+    app.add_exception_handler(CraterError, _on_crater_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_fault)
+    schema: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not schema:
+            schema.update(schema_of(app, _TAKEN))
+        return schema
+
+    app.openapi = openapi
+    return Gate(app, guard, count)
+
+
+async def _on_crater_error(_: Request, error: Exception) -> Response:
+    return problem(cast(CraterError, error))
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    return problem(invalid(list(cast(RequestValidationError, error).errors())))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    status = cast(HTTPException, error).status_code
+    if status == 404:
+        return plain_problem(404, "not_found", f"no such path: {request.url.path[:200]}")
+    if status == 405:
+        return plain_problem(405, "method_not_allowed", f"{request.method} is not possible here")
+    if status == 413:
+        return too_large()
+    return plain_problem(status, "http_error", str(cast(HTTPException, error).detail))
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return plain_problem(500, "internal_error", "a fault in the scheduler; its log has the details")

@@ -1,0 +1,48 @@
+"""Wakes those who wait for something to change, the moment it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
+
+class Bell:
+    """Waiters by key. Check, then `wait`, without an `await` in between: no ring is missed in one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, set[asyncio.Future[bool]]] = defaultdict(set)
+        self.closed = False
+
+    def ring(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            for waiter in self._waiting.pop(key, ()):
+                _settle(waiter, True)
+
+    def close(self) -> None:
+        """Wake everybody, and let nobody wait again: the process is stopping."""
+        self.closed = True
+        self.ring(list(self._waiting))
+
+    async def wait(self, key: Hashable, timeout_s: float) -> bool:
+        """True when the key was rung, False when the time is over."""
+        if self.closed or timeout_s <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout_s, _settle, waiter, False)
+        self._waiting[key].add(waiter)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            left = self._waiting.get(key)
+            if left is not None:
+                left.discard(waiter)
+                if not left:
+                    self._waiting.pop(key, None)
+
+
+def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rung)

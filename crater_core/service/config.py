@@ -1,0 +1,178 @@
+"""scheduler.yaml: its keys, their defaults, and what each value must be."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from crater_core.configuration import DurationMs, Expected, Strict, bad_value, load_yaml
+from crater_core.errors import BadConfiguration
+from crater_core.model.snapshot import Settings
+from crater_core.wire.nodes import QuotaBody
+
+ROLES = ("admin", "submitter", "agent", "viewer")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]*$"
+_NOT_HERE = "nothing: it is not available in this version; leave it out for the embedded SQLite store"
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """Host and port of "127.0.0.1:8080" or "[::1]:8080"."""
+    host, colon, port = value.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise Expected("an address and a port, such as 127.0.0.1:8080")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect. A name other than localhost is taken as public."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class PoolSettings(Strict):
+    strategy: str = Field(min_length=1)
+
+
+class MetricsSettings(Strict):
+    enabled: bool = True
+    port: int = Field(default=9090, ge=0, le=65_535)
+    listen: str = "127.0.0.1"
+
+
+class LogSettings(Strict):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    file: Path | None = None
+
+
+class HistorySettings(Strict):
+    keep_days: int = Field(default=30, ge=1, le=3650)
+    tasks_max: int = Field(default=200_000, ge=1)
+    usage_days: int = Field(default=400, ge=1, le=3650)
+
+
+class TokenSettings(Strict):
+    """`sha256` is the token's hash in hexadecimal; the token itself is never stored."""
+
+    name: str = Field(pattern=_NAME, max_length=100)
+    role: Literal["admin", "submitter", "agent", "viewer"]
+    projects: tuple[str, ...] = ()
+    sha256: str
+
+    @field_validator("sha256")
+    @classmethod
+    def _is_a_hash(cls, value: str) -> str:
+        if not re.fullmatch(r"[0-9a-f]{64}", value):
+            raise Expected("64 hexadecimal digits, as `crater-scheduler token new NAME` prints them")
+        return value
+
+
+class SchedulerConfig(Strict):
+    """The whole file. Absent keys have the defaults shown here."""
+
+    listen: str = "127.0.0.1:8080"
+    data_dir: Path = Path("~/.local/share/crater/scheduler")
+    database_url: str | None = None
+    etcd_endpoints: tuple[str, ...] | None = None
+    scheduling_policy: str = "best_fit"
+    pools: dict[str, PoolSettings] = Field(default={})
+    heartbeat_interval: DurationMs = Field(default=10_000, ge=100)
+    heartbeat_timeout: DurationMs = Field(default=30_000, ge=300)
+    node_forget_after: DurationMs = Field(default=3_600_000, ge=1000)
+    metrics: MetricsSettings = MetricsSettings()
+    tokens: tuple[TokenSettings, ...] = ()
+    quota_policies: dict[str, QuotaBody] = Field(default={})
+    log: LogSettings = LogSettings()
+    attempts_max: int = Field(default=5, ge=1, le=100)
+    history: HistorySettings = HistorySettings()
+
+    @field_validator("listen")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("etcd_endpoints")
+    @classmethod
+    def _no_etcd_yet(cls, value: tuple[str, ...] | None) -> None:
+        if value is not None:
+            raise Expected(_NOT_HERE)
+
+    @field_validator("database_url")
+    @classmethod
+    def _sqlite_only(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if value.startswith(("postgres", "postgresql")):
+            raise Expected(_NOT_HERE)
+        if not value.startswith("sqlite:///") or value == "sqlite:///":
+            raise Expected("sqlite:///PATH (four slashes for an absolute path), or nothing for a file in data_dir")
+        return value
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return split_address(self.listen)
+
+    @property
+    def database_path(self) -> Path:
+        if self.database_url:
+            return Path(self.database_url.removeprefix("sqlite:///")).expanduser()
+        return self.data_dir.expanduser() / "crater.db"
+
+    def settings(self) -> Settings:
+        """The part that decisions depend on."""
+        return Settings(
+            strategy=self.scheduling_policy,
+            pool_strategies={name: pool.strategy for name, pool in self.pools.items()},
+            heartbeat_timeout_ms=self.heartbeat_timeout,
+            attempts_max=self.attempts_max,
+        )
+
+
+def load_config(path: Path | None, listen: str | None = None, strategies: tuple[str, ...] = ()) -> SchedulerConfig:
+    """The file (or the defaults), with `listen` from the command line, checked as a whole. Raises BadConfiguration."""
+    config = load_yaml(path, SchedulerConfig) if path else SchedulerConfig()
+    file = path.name if path else "defaults"
+    if listen is not None:
+        try:
+            split_address(listen)
+        except Expected as error:
+            raise bad_value("command line", "--listen", listen, str(error)) from None
+        config = config.model_copy(update={"listen": listen})
+    _check(config, file, strategies)
+    return config
+
+
+def _check(config: SchedulerConfig, file: str, strategies: tuple[str, ...]) -> None:
+    if config.heartbeat_timeout < 2 * config.heartbeat_interval:
+        expected = f"at least twice heartbeat_interval ({config.heartbeat_interval} ms), so that one lost message costs no node"
+        raise bad_value(file, "heartbeat_timeout", f"{config.heartbeat_timeout} ms", expected)
+    used = {"scheduling_policy": config.scheduling_policy}
+    used |= {f"pools.{name}.strategy": pool.strategy for name, pool in config.pools.items()}
+    for field, strategy in used.items():
+        if strategies and strategy not in strategies:
+            raise bad_value(file, field, strategy, f"one of: {', '.join(sorted(strategies))}")
+    names = [token.name for token in config.tokens]
+    for name in names:
+        if names.count(name) > 1:
+            raise bad_value(file, "tokens", name, "each name once")
+    host, _ = config.address
+    if not is_loopback(host) and not config.tokens:
+        raise _open_door(file, "listen", config.listen)
+
+
+def _open_door(file: str, field: str, found: str) -> BadConfiguration:
+    expected = (
+        "a loopback address, or tokens beside it: anybody who reaches this port could run programs on every node. "
+        "Make one with `crater-scheduler token new NAME --role admin` and put what it prints under `tokens:`"
+    )
+    return bad_value(file, field, found, expected)

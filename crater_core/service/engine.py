@@ -1,0 +1,316 @@
+"""The one owner of the cluster's state: it decides, commits once for all that came together, and wakes those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from crater_core.clock import Clock, SystemClock
+from crater_core.errors import CraterError, StaleRevision, StaleTerm, StoreUnavailable
+from crater_core.lifecycle.apply import apply
+from crater_core.lifecycle.inputs import Input, Planned, Report, Tick
+from crater_core.model.service import Service
+from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.task import Task, TaskStatus
+from crater_core.scheduling import explain, schedule
+from crater_core.service.batch import Batch, copy_of
+from crater_core.service.bell import Bell
+from crater_core.service.heard import Heard
+from crater_core.service.ids import Ids
+from crater_core.service.shown import Shown
+from crater_core.service.submits import Submission, Submitted, prepare_submits
+from crater_core.store.protocol import Committed, Loaded, Store, SubmitKey
+
+log = logging.getLogger("crater.engine")
+BATCH_MAX = 500
+"""How many callers one turn serves; the next turn takes the rest."""
+DECISIONS_LOGGED_MAX = 50
+
+
+class Observer(Protocol):
+    """Measures how long things take (see metrics)."""
+
+    def cycle(self) -> AbstractContextManager[object]: ...
+
+    def commit(self) -> AbstractContextManager[object]: ...
+
+
+class Unobserved:
+    """Implements `Observer`."""
+
+    def cycle(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def commit(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    inputs: Sequence[Input]
+    keys: Sequence[SubmitKey] = ()
+    value: Any = None
+
+
+@dataclass(slots=True)
+class Work:
+    """What one caller wants done: `prepare` sees the newest state and gives inputs, or raises to refuse it all."""
+
+    prepare: Callable[[Batch], Prepared]
+    done: asyncio.Future[Any]
+    value: Any = None
+    refusals: list[CraterError | None] = field(default_factory=lambda: [])
+    error: BaseException | None = None
+
+
+class Engine:
+    """Lives in one event loop. Readers look at `shown`, which never runs ahead of the store."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Clock | None = None, observer: Observer | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.store = store
+        self.settings = settings
+        self.observer = observer or Unobserved()
+        self.bell = Bell()
+        self.ids = Ids(self.clock)
+        self.heard = Heard(self.clock)
+        self.term = store.begin_term()
+        self._take_over(store.load())
+        self._queue: asyncio.Queue[Work] = asyncio.Queue()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
+        self._reader = ThreadPoolExecutor(2, thread_name_prefix="store-read")
+        self._loop_task: asyncio.Task[None] | None = None
+        self._cycle_wanted = self._services_wanted = True
+        self._reload_wanted = False
+        self.trouble: str | None = None
+        """Why nothing can be written now; None when all is well."""
+        self.stale = asyncio.Event()
+        """Set when another scheduler has taken over the store: this process must end."""
+
+    def _take_over(self, loaded: Loaded) -> None:
+        self.shown = Shown(loaded, self.settings)
+        self.shown.snapshot.term = self.term
+        self._working = copy_of(self.shown.snapshot)
+
+    def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run(), name="engine")
+        now_ms = self.clock.now_ms()
+        for not_before_ms in {task.not_before_ms for task in self.shown.snapshot.queued.values()}:
+            if not_before_ms > now_ms:
+                self._later(not_before_ms - now_ms, self.want_cycle)
+        self.want_services()
+
+    async def stop(self) -> None:
+        """Finish the turn in progress; later callers are refused."""
+        self.bell.close()
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        while not self._queue.empty():
+            _fail(self._queue.get_nowait(), StoreUnavailable("the scheduler is stopping"))
+        self._writer.shutdown(wait=True)
+        self._reader.shutdown(wait=True)
+
+    # What callers use.
+
+    async def do(self, prepare: Callable[[Batch], Prepared]) -> Work:
+        """Run `prepare` on the newest state, apply its inputs, and come back when all of it is durable."""
+        if self.bell.closed:
+            raise StoreUnavailable("the scheduler is stopping")
+        work = Work(prepare, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(work)
+        await work.done
+        return work
+
+    async def happen(self, *inputs: Input, check: Callable[[Snapshot], None] | None = None) -> list[CraterError | None]:
+        """Apply inputs; says for each why it was refused, if it was. `check` may raise to refuse all."""
+
+        def prepare(batch: Batch) -> Prepared:
+            if check is not None:
+                check(batch.snapshot)
+            return Prepared(inputs)
+
+        return (await self.do(prepare)).refusals
+
+    async def submit(self, submissions: Sequence[Submission]) -> list[Submitted]:
+        """All or none; comes back when they are durable, placed already where they could be."""
+
+        def prepare(batch: Batch) -> Prepared:
+            def known(user: str, key: str) -> SubmitKey | None:
+                return batch.keys.get((user, key)) or self.store.find_key(user, key)
+
+            return Prepared(*prepare_submits(submissions, batch.snapshot, known))
+
+        return (await self.do(prepare)).value
+
+    async def read(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A read of the store, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, call, *args)
+
+    async def write(self, call: Callable[..., Any], *args: Any) -> Any:
+        """House-keeping of the store, in turn with the commits."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
+
+    def want_cycle(self) -> None:
+        """Look at the queue again, although nothing has happened but time."""
+        self._cycle_wanted = True
+        self._nudge()
+
+    def want_services(self) -> None:
+        self._services_wanted = True
+        self._nudge()
+
+    def _nudge(self) -> None:
+        if self._queue.empty() and not self.bell.closed:
+            self._queue.put_nowait(Work(lambda _: Prepared(()), asyncio.get_running_loop().create_future()))
+
+    # The loop.
+
+    async def _run(self) -> None:
+        while True:
+            works = [await self._queue.get()]
+            while len(works) < BATCH_MAX and not self._queue.empty():
+                works.append(self._queue.get_nowait())
+            turn = asyncio.ensure_future(self._turn(works))
+            try:
+                await asyncio.shield(turn)
+            except asyncio.CancelledError:
+                await asyncio.gather(turn, return_exceptions=True)
+                raise
+
+    async def _turn(self, works: list[Work]) -> None:
+        try:
+            if self._reload_wanted:
+                self._take_over(await self.read(self.store.load))
+                self._reload_wanted = False
+            batch = self._decide(works, self.clock.now_ms())
+            if changes := batch.changes:
+                keys = list(batch.keys.values())
+                with self.observer.commit():
+                    committed: Committed = await self.write(self.store.commit, changes, self._working.revision, self.term, keys)
+                self.trouble = None
+                self._remember_times(batch)
+                self._working.revision = committed.revision
+                self.bell.ring(self.shown.advance(changes, committed.revision, committed.sequence))
+        except StaleTerm as error:
+            log.error("another scheduler has taken over the store; stopping")
+            self.stale.set()
+            self._undo(works, error)
+        except StaleRevision as error:
+            self._reload_wanted = True
+            self._undo(works, StoreUnavailable(f"the store has moved on: {error.message}"))
+        except CraterError as error:
+            self.trouble = error.message
+            log.error("a commit failed, %d caller(s) refused: %s", len(works), error.message)
+            self._undo(works, error)
+            await asyncio.sleep(0.05)  # Trouble outside: let more callers gather before the next try.
+        except Exception as error:
+            log.exception("a turn failed")
+            self._undo(works, error)
+        else:
+            for work in works:
+                _settle(work)
+
+    def _undo(self, works: list[Work], error: Exception) -> None:
+        """Nothing was written: forget what this turn decided."""
+        self._working = copy_of(self.shown.snapshot)
+        self._cycle_wanted = self._services_wanted = True
+        for work in works:
+            _fail(work, error)
+
+    def _decide(self, works: list[Work], now_ms: int) -> Batch:
+        batch = Batch(self._working)
+        for work in works:
+            try:
+                prepared = work.prepare(batch)
+                batch.keys.update({(key.user, key.key): key for key in prepared.keys})
+                work.value = prepared.value
+                work.refusals = [self._apply(batch, happened, now_ms) for happened in prepared.inputs]
+            except StoreUnavailable:
+                raise
+            except CraterError as error:
+                work.error = error
+            except Exception as error:  # A bug, and this caller's only: the others are served.
+                log.exception("an input failed")
+                work.error = error
+        if batch.touches_services or self._services_wanted:
+            self._reconcile_services(batch, now_ms)
+        if batch.makes_room or self._cycle_wanted:
+            self._cycle(batch, now_ms)
+        return batch
+
+    def _apply(self, batch: Batch, happened: Input, now_ms: int) -> CraterError | None:
+        if isinstance(happened, Report) and happened.use is None:
+            # The last measurement is better than none: it closes the usage record.
+            happened = replace(happened, use=self.heard.use_of(happened.node, happened.allocation))
+        try:
+            batch.take(apply(batch.snapshot, happened, now_ms))
+        except CraterError as refusal:
+            return refusal
+        return None
+
+    def _reconcile_services(self, batch: Batch, now_ms: int) -> None:
+        self._services_wanted = False
+        wanted = sum(service.replicas + 1 for service in batch.snapshot.services.values())
+        batch.take(apply(batch.snapshot, Tick(self.ids.many("t", wanted)), now_ms))
+
+    def _cycle(self, batch: Batch, now_ms: int) -> None:
+        self._cycle_wanted = False
+        if not batch.snapshot.queued:
+            self.shown.reasons = {}
+            return
+        try:
+            with self.observer.cycle():
+                plan = schedule(batch.snapshot, now_ms)
+            if log.isEnabledFor(logging.DEBUG):
+                for placement in plan.placements[:DECISIONS_LOGGED_MAX]:
+                    _log_decision(batch.snapshot, placement.task, placement.node, now_ms)
+            changes = apply(batch.snapshot, Planned(plan, self.ids.many("a", len(plan.placements))), now_ms)
+        except Exception:
+            # A fault here must not keep agents from reporting and callers from cancelling.
+            log.exception("a cycle failed; the queue stays as it is")
+            batch.snapshot.scratch = None
+            return
+        batch.take(changes)
+        self.shown.reasons = dict(plan.waiting)
+
+    def _remember_times(self, batch: Batch) -> None:
+        """Come back to what waits for a moment: a task's backoff, a service's next replica."""
+        now_ms = self.clock.now_ms()
+        for entity in batch.puts.values():
+            if isinstance(entity, Task) and entity.status is TaskStatus.QUEUED and entity.not_before_ms > now_ms:
+                self._later(entity.not_before_ms - now_ms, self.want_cycle)
+            elif isinstance(entity, Service) and entity.retry_at_ms > now_ms:
+                self._later(entity.retry_at_ms - now_ms, self.want_services)
+
+    def _later(self, wait_ms: int, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(wait_ms / 1000 + 0.001, call)
+
+
+def _log_decision(snapshot: Snapshot, task_id: str, node: str, now_ms: int) -> None:
+    explanation = explain(snapshot, task_id, now_ms)
+    candidates = [
+        f"{c.node}={c.score:.4f}" if c.score is not None else f"{c.node}:{c.rejection.code.value if c.rejection else '?'}"
+        for c in explanation.candidates[:DECISIONS_LOGGED_MAX]
+    ]
+    log.debug("task %s placed on %s by %s; candidates: %s", task_id, node, explanation.strategy, " ".join(candidates))
+
+
+def _settle(work: Work) -> None:
+    if work.done.done():
+        return
+    if work.error is not None:
+        work.done.set_exception(work.error)
+    else:
+        work.done.set_result(None)
+
+
+def _fail(work: Work, error: Exception) -> None:
+    if not work.done.done():
+        work.done.set_exception(error)
+        work.done.exception()  # Looked at here: a caller that has gone does not make it "never retrieved".
