@@ -1,0 +1,5 @@
+"""`python -m crater_agent`."""
+
+from crater_agent.main import main
+
+main()

@@ -1,0 +1,54 @@
+"""After a restart: which workloads of an earlier agent still run, which have ended meanwhile, and which nobody wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crater_agent.proctree import is_alive
+from crater_agent.reconcile import Exit, Phase
+from crater_agent.records import Kept, Records
+from crater_agent.workload import Workload
+from crater_core.model.allocation import AllocationStatus
+from crater_core.model.reason import Reason, ReasonCode
+
+
+def adopt(records: Records, children: dict[str, int], boot_id: str, node: str, silent_ms: int) -> list[Workload]:
+    """`children`: what the living spawner says runs under it, by name. Call after it has answered: then an exit of what it
+    does not name is on disk."""
+    return [
+        workload
+        for kept in records.read_all()
+        if (workload := _adopt_one(records, kept, children, boot_id, node, silent_ms)) is not None
+    ]
+
+
+def _adopt_one(
+    records: Records, kept: Kept, children: dict[str, int], boot_id: str, node: str, silent_ms: int
+) -> Workload | None:
+    record = kept.record
+    workload = Workload(record, silent_ms=silent_ms)
+    if kept.final is not None:
+        workload.phase = Phase.REPORTED if kept.reported else Phase.ENDED
+        workload.pending = [] if kept.reported else [kept.final]
+        workload.lives = False
+        return workload
+    if kept.pid is None:
+        # It never began: the lease, if it is still wanted, is taken anew.
+        records.forget(record.allocation)
+        return None
+    workload.phase, workload.pid, workload.start_ticks = Phase.RUNNING, kept.pid, kept.start_ticks
+    if kept.exit is not None:
+        workload.exit = exit_of(kept.exit)
+    elif record.boot_id != boot_id:
+        workload.exit = Exit(known=False)
+        workload.stop = (AllocationStatus.LOST, Reason.of(ReasonCode.NODE_LOST, node=node, silent_ms=silent_ms))
+    elif record.allocation not in children:
+        workload.orphan = True
+        if not is_alive(kept.pid, kept.start_ticks):
+            workload.exit = Exit(known=False)
+    workload.pending = [workload.progress()] if workload.exit is None else []
+    return workload
+
+
+def exit_of(raw: dict[str, Any]) -> Exit:
+    return Exit(code=raw.get("code"), signal=raw.get("signal"), fenced=bool(raw.get("fenced")))

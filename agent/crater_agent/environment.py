@@ -1,0 +1,119 @@
+"""What a workload is told: its environment, its command and its program. Nothing of the agent's own leaks into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crater_agent.config import FromEnv, FromFile, profile_value
+from crater_agent.proctree import MARKER
+from crater_core.errors import RuntimeFailed
+from crater_core.wire.agents import Lease
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the agent itself brings to a workload's environment."""
+
+    node: str
+    python_dir: str
+    home: str
+    time_zone: str = ""
+    profiles: Mapping[str, Mapping[str, str | FromEnv | FromFile]] = field(default_factory=lambda: {})
+
+
+def environment(lease: Lease, host: Host, scratch: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` is the agent's own, read only for what a profile names. Raises RuntimeFailed with the reason."""
+    env = {"PATH": f"{host.python_dir}:{SYSTEM_PATH}", "HOME": host.home, "LANG": "C.UTF-8", "TMPDIR": scratch}
+    if host.time_zone:
+        env["TZ"] = host.time_zone
+    env |= _profile(lease, host, environ)
+    env |= lease.env
+    env.setdefault("OMP_NUM_THREADS", str(max(1, lease.cpu_milli // 1000)))
+    return env | _granted(lease, host, scratch)
+
+
+def _profile(lease: Lease, host: Host, environ: Mapping[str, str]) -> dict[str, str]:
+    if lease.env_profile is None:
+        return {}
+    if lease.env_profile not in host.profiles:
+        raise RuntimeFailed(f"this node has no environment profile {lease.env_profile!r}", node=host.node)
+    try:
+        return {name: profile_value(source, environ) for name, source in host.profiles[lease.env_profile].items()}
+    except LookupError as error:
+        raise RuntimeFailed(f"environment profile {lease.env_profile!r}: {error.args[0]}", node=host.node) from None
+
+
+def _granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
+    env = {
+        "CRATER_TASK_ID": lease.task,
+        "CRATER_ALLOCATION_ID": lease.allocation,
+        "CRATER_NODE": host.node,
+        "CRATER_ATTEMPT": str(lease.attempt),
+        "CRATER_MEMBER": str(lease.member),
+        "CRATER_MEMBERS": str(lease.members),
+        "CRATER_CPU_MILLI": str(lease.cpu_milli),
+        "CRATER_MEMORY_BYTES": str(lease.memory_bytes),
+        MARKER: scratch,
+        **_gpus(lease),
+    }
+    if lease.ports:
+        env["CRATER_PORT"] = str(lease.ports[0])
+        env["CRATER_PORTS"] = ",".join(map(str, lease.ports))
+    if lease.output_path is not None:
+        env["CRATER_OUTPUT_PATH"] = lease.output_path
+    return env
+
+
+def _gpus(lease: Lease) -> dict[str, str]:
+    """By UUID, so that no other numbering can point at another card; nothing is visible to a task without a real one."""
+    real = [device for device in lease.devices if not device.simulated]
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in real)}
+    if lease.devices:
+        env["CRATER_GPU_UUIDS"] = ",".join(device.uuid for device in lease.devices)
+        # Of each device: the shares of one task are alike.
+        env["CRATER_GPU_MEMORY_MIB"] = str(min(device.memory_mib for device in lease.devices))
+        env["CRATER_GPU_COMPUTE_MILLI"] = str(min(device.compute_milli for device in lease.devices))
+    if any(device.simulated for device in lease.devices):
+        env["CRATER_SIMULATED_GPU"] = "1"
+    return env
+
+
+def arguments(lease: Lease) -> list[str]:
+    """The command with `{port}` as its first port."""
+    if not lease.ports:
+        return list(lease.command)
+    return [part.replace("{port}", str(lease.ports[0])) for part in lease.command]
+
+
+def find_program(command: str, path: str, working_dir: str) -> str:
+    """Where `command` is on the task's own PATH. Raises RuntimeFailed: not found, or not to be run."""
+    places = [Path(working_dir, command)] if "/" in command else [Path(working_dir, d, command) for d in path.split(":") if d]
+    there = [place for place in places if place.is_file()]
+    for place in there:
+        if os.access(place, os.X_OK):
+            return str(place)
+    if there:
+        raise RuntimeFailed(f"{there[0]} is not executable")
+    where = "" if "/" in command else f" on the task's PATH ({path})"
+    raise RuntimeFailed(f"{command} was not found{where}")
+
+
+def refuse_what_cannot_be_done(lease: Lease, mount_roots: tuple[Path, ...]) -> None:
+    """Raises RuntimeFailed for what only another runtime could do."""
+    if lease.image is not None:
+        raise RuntimeFailed("an image needs the docker runtime, which this node does not have")
+    for mount in lease.mounts:
+        source = Path(os.path.realpath(mount.source))
+        if str(Path(mount.source)) != str(Path(mount.target)):
+            raise RuntimeFailed(f"mounts need the docker runtime in this version: {mount.source} -> {mount.target}")
+        if not any(source.is_relative_to(os.path.realpath(root)) for root in mount_roots):
+            raise RuntimeFailed(f"{mount.source} is outside this node's mount_roots")
+        if not source.exists():
+            raise RuntimeFailed(f"{mount.source} does not exist on this node")
+    if not lease.command:
+        raise RuntimeFailed("the task has no command, and this node runs no images")

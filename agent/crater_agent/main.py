@@ -1,0 +1,266 @@
+"""The command `crater-agent`: reads its file, looks at the machine, and runs the agent until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from crater_agent import cgroup, config, declare, logs, machine, nvml
+from crater_agent.agent import Agent
+from crater_agent.config import AgentConfig
+from crater_agent.environment import Host
+from crater_agent.link import Link
+from crater_agent.metrics import Metrics
+from crater_agent.records import Records
+from crater_agent.runtime import Identity, Place, ProcessRuntime, identity_of
+from crater_agent.server import Server
+from crater_agent.spawner import Spawner
+from crater_agent.watch import Watcher
+from crater_core import __version__
+from crater_core.clock import SystemClock
+from crater_core.configuration import bad_value
+from crater_core.errors import BadConfiguration, CraterError
+from crater_core.model.node import Enforcement
+from crater_core.wire.agents import NodeDeclaration
+
+log = logging.getLogger("crater.agent")
+STOP_PATIENCE_S = 15.0
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        sys.exit(_run(arguments))
+    except BadConfiguration as error:
+        sys.stderr.write(f"crater-agent: {error.message}\n")
+        sys.exit(2)
+    except CraterError as error:
+        sys.stderr.write(f"crater-agent: {error.message}\n")
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="crater-agent",
+        description="Offers this machine to a Crater scheduler and runs what it is given. "
+        "SIGTERM and SIGINT stop the agent; its workloads go on and are taken over by the next start.",
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="agent.yaml")
+    parser.add_argument("--check", action="store_true", help="check the file against this machine, say what is offered, end")
+    parser.add_argument(
+        "--stop-workloads-on-exit", action="store_true", help="end all workloads, too, when the agent is stopped by a signal"
+    )
+    parser.add_argument("--version", action="version", version=f"crater-agent {__version__}")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    file: Path = arguments.config
+    settings = config.load(file)
+    token = config.token_of(settings, os.environ, file.name)
+    identity = _identity(settings, file.name)
+    logs.set_up_logging(settings.log)
+    gpus = nvml.Nvml()
+    found = declare.Found(
+        machine.discover(cgroup.memory_limit_bytes()), machine.disk(declare.disk_path(settings)), gpus.discover()
+    )
+    declaration = declare.declare(settings, found, file.name)
+    if arguments.check:
+        sys.stdout.write(declaration.model_dump_json(indent=2, exclude={"agent_secret"}) + "\n")
+        return 0
+    data_dir = _make_directories(settings, file.name, identity)
+    lock = _only_one(data_dir)
+    cgroups, why = cgroup.open_cgroups(_group_name(settings.node_name, data_dir))
+    declaration = _with_enforcement(declaration, cgroups, why)
+    for note in declaration.notes:
+        log.warning("%s", note)
+    stop_workloads = arguments.stop_workloads_on_exit or settings.stop_workloads_on_exit
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_serve(settings, token, identity, declaration, cgroups, gpus, found.machine.boot_id, stop_workloads))
+    finally:
+        gpus.close()
+        if cgroups is not None:
+            cgroups.close()
+        os.close(lock)
+    return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _identity(settings: AgentConfig, file: str) -> Identity | None:
+    if settings.run_as is None:
+        return None
+    try:
+        identity = identity_of(settings.run_as)
+    except KeyError:
+        raise bad_value(file, "run_as", settings.run_as, "a user of this machine") from None
+    if os.geteuid() != 0 and identity.uid != os.geteuid():
+        raise bad_value(file, "run_as", settings.run_as, "no other user: only an agent that runs as root can change to one")
+    return identity if os.geteuid() == 0 else None
+
+
+def _make_directories(settings: AgentConfig, file: str, identity: Identity | None) -> Path:
+    data_dir = settings.directory
+    for path, field in ((data_dir, "data_dir"), (_scratch_root(settings), "resource_pools (path of the disk pool)")):
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Another user's workloads have to pass through to their own scratch directory.
+            path.chmod(0o711 if identity is not None else 0o700)
+        except OSError as error:
+            raise bad_value(file, field, str(path), f"a directory this agent may write to ({error.strerror})") from None
+    if identity is not None:
+        for parent in _scratch_root(settings).relative_to(data_dir).parents if _in(settings, data_dir) else ():
+            (data_dir / parent).chmod(0o711)
+    return data_dir
+
+
+def _in(settings: AgentConfig, data_dir: Path) -> bool:
+    return _scratch_root(settings).is_relative_to(data_dir)
+
+
+def _scratch_root(settings: AgentConfig) -> Path:
+    base = declare.disk_path(settings).expanduser().absolute()
+    if base == settings.directory.absolute():
+        return base / "scratch"
+    return base / "crater" / _group_name(settings.node_name, settings.directory)
+
+
+def _group_name(node: str, data_dir: Path) -> str:
+    """Two agents of one node name, with their own data, do not take each other's workloads for strays."""
+    return f"crater-{node}-{hashlib.sha256(os.fsencode(data_dir.absolute())).hexdigest()[:8]}"
+
+
+def _only_one(data_dir: Path) -> int:
+    lock = os.open(data_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise CraterError(f"another agent already uses {data_dir}") from None
+    return lock
+
+
+def _with_enforcement(declaration: NodeDeclaration, cgroups: cgroup.Cgroups | None, why: str) -> NodeDeclaration:
+    if cgroups is not None:
+        log.info("limits are enforced by cgroup v%d", cgroups.version)
+        return declaration.model_copy(update={"enforcement": Enforcement.ENFORCED})
+    note = f"CPU and memory limits are watched, not enforced: {why}"
+    return declaration.model_copy(update={"enforcement": Enforcement.WATCHED, "notes": (*declaration.notes, note)})
+
+
+async def _serve(
+    settings: AgentConfig,
+    token: str | None,
+    identity: Identity | None,
+    declaration: NodeDeclaration,
+    cgroups: cgroup.Cgroups | None,
+    gpus: nvml.Nvml,
+    boot_id: str,
+    stop_workloads: bool,
+) -> None:
+    data_dir, node = settings.directory, settings.node_name
+    records = Records(data_dir)
+    agents: list[Agent] = []
+    spawner = Spawner(data_dir, lambda name, end: agents[0].on_exit(name, end), lambda: agents[0].on_spawner_lost())
+    profiles = settings.env_profiles
+    home = identity.home if identity is not None else str(Path.home())
+    host = Host(node, os.path.dirname(sys.executable), home, os.environ.get("TZ", ""), profiles)  # noqa: PTH120
+    place = Place(host, _scratch_root(settings), boot_id, settings.mount_roots, identity)
+    runtime = ProcessRuntime(place, records, spawner, cgroups)
+    link = Link(settings.scheduler_endpoint, token, node)
+    agent = Agent(node, declaration, link, runtime, Watcher(runtime, settings.logs.max_bytes), SystemClock())
+    agent.logs_keep_ms = settings.logs.keep
+    agents.append(agent)
+    found = await spawner.connect()
+    log.info("%s spawner, pid %d", "found the" if found else "started a", spawner.pid)
+    await agent.take_over()
+    secret = secrets.token_urlsafe(32)
+    real = tuple(device.uuid for device in declaration.devices if not device.simulated)
+    metrics = Metrics(
+        node, __version__, declaration.devices, machine.sample, lambda: gpus.sample(real), lambda: agent.workloads.values()
+    )
+    began = time.monotonic()
+    server = Server(records, secret, metrics.render, lambda: _health(agent, began))
+    port = await _listen(server, settings)
+    address = settings.address or _address(settings)
+    url_host = f"[{address}]" if ":" in address else address
+    agent.declaration = declare.with_edges(
+        declaration, settings, address, f"http://{url_host}:{port}", secret, boot_id, __version__
+    )
+    log.info("metrics, health and logs at port %d of %s", port, settings.host)
+    try:
+        await _until_signal(agent)
+        if stop_workloads:
+            log.info("ending %d workload(s)", len([w for w in agent.workloads.values() if w.running]))
+            await agent.stop_all(STOP_PATIENCE_S)
+            await spawner.quit()
+    finally:
+        running = [w for w in agent.workloads.values() if w.running]
+        log.info("the agent stops%s", f"; {len(running)} workload(s) go on without it" if running else "")
+        await agent.drain_jobs()
+        await spawner.close()
+        await server.close()
+        await link.close()
+
+
+async def _listen(server: Server, settings: AgentConfig) -> int:
+    try:
+        return await server.start(settings.host, settings.port)
+    except OSError as error:
+        raise CraterError(f"cannot listen on {settings.listen}: {error.strerror or error}") from None
+
+
+async def _until_signal(agent: Agent) -> None:
+    running = asyncio.create_task(agent.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _health(agent: Agent, began: float) -> dict[str, object]:
+    return {
+        "status": "ok",
+        "node": agent.node,
+        "version": __version__,
+        "registered": agent.registered,
+        "scheduler": agent.link.endpoint,
+        "term": agent.heard.term,
+        "running": sum(1 for workload in agent.workloads.values() if workload.running),
+        "up_s": int(time.monotonic() - began),
+    }
+
+
+def _address(settings: AgentConfig) -> str:
+    """The address this machine has on its way to the scheduler."""
+    if settings.host in ("127.0.0.1", "localhost", "::1"):
+        return "127.0.0.1"
+    host = urlsplit(settings.scheduler_endpoint[0]).hostname or "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What the agent tells Prometheus: the node, its GPUs and its tasks. Read when it is asked for, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from crater_agent.machine import MachineSample
+from crater_agent.nvml import GpuSample
+from crater_agent.workload import Workload
+from crater_core.wire.agents import DeviceDeclaration
+
+_prometheus = cast(Any, prometheus_client)
+
+
+class Metrics:
+    """A registry of its own, so that two agents in one process do not share one."""
+
+    def __init__(
+        self,
+        node: str,
+        version: str,
+        devices: tuple[DeviceDeclaration, ...],
+        machine: Callable[[], MachineSample],
+        gpus: Callable[[], tuple[GpuSample, ...]],
+        workloads: Callable[[], Iterable[Workload]],
+    ) -> None:
+        self._node, self._version, self._devices = node, version, devices
+        self._machine, self._gpus, self._workloads = machine, gpus, workloads
+        self._registry = _prometheus.CollectorRegistry()
+        self._registry.register(self)
+        _prometheus.ProcessCollector(registry=self._registry)
+
+    def render(self) -> tuple[bytes, str]:
+        return cast(bytes, _prometheus.generate_latest(self._registry)), str(_prometheus.CONTENT_TYPE_LATEST)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing to say before the first reading: without this the registry would take one at start."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._gauge("crater_agent_info", "What runs here", {"version": self._version}, 1)
+        yield from self._of_machine(self._machine())
+        yield from self._of_gpus({sample.uuid: sample for sample in self._gpus()})
+        yield from self._of_tasks([workload for workload in self._workloads() if workload.running])
+
+    def _of_machine(self, sample: MachineSample) -> Iterable[Metric]:
+        cpu = CounterMetricFamily("crater_node_cpu_seconds", "CPU time since boot", labels=["node", "mode"])
+        for mode, seconds in sample.cpu_seconds.items():
+            cpu.add_metric([self._node, mode], seconds)
+        yield cpu
+        gauges = {
+            "crater_node_load1": ("Processes that run or wait, mean of one minute", sample.load_1m),
+            "crater_node_load5": ("Processes that run or wait, mean of five minutes", sample.load_5m),
+            "crater_node_load15": ("Processes that run or wait, mean of fifteen minutes", sample.load_15m),
+            "crater_node_memory_total_bytes": ("Memory of the node", sample.memory_total_bytes),
+            "crater_node_memory_available_bytes": ("Memory that could be had without swapping", sample.memory_available_bytes),
+            "crater_node_memory_cached_bytes": ("Page cache", sample.memory_cached_bytes),
+            "crater_node_swap_used_bytes": ("Swap in use", sample.swap_used_bytes),
+        }
+        counters = {
+            "crater_node_context_switches": ("Context switches since boot", sample.context_switches),
+            "crater_node_disk_read_bytes": ("Read from disks since boot", sample.disk_read_bytes),
+            "crater_node_disk_written_bytes": ("Written to disks since boot", sample.disk_written_bytes),
+            "crater_node_disk_reads": ("Read operations since boot", sample.disk_reads),
+            "crater_node_disk_writes": ("Write operations since boot", sample.disk_writes),
+            "crater_node_network_received_bytes": ("Received since boot", sample.network_received_bytes),
+            "crater_node_network_sent_bytes": ("Sent since boot", sample.network_sent_bytes),
+            "crater_node_network_errors": ("Network errors since boot", sample.network_errors),
+        }
+        for name, (text, value) in gauges.items():
+            yield self._gauge(name, text, {}, value)
+        for name, (text, value) in counters.items():
+            family = CounterMetricFamily(name, text, labels=["node"])
+            family.add_metric([self._node], value)
+            yield family
+
+    def _of_gpus(self, samples: dict[str, GpuSample]) -> Iterable[Metric]:
+        labels = ["node", "uuid", "index", "gpu_type", "simulated"]
+        families = {
+            "memory_total_mib": GaugeMetricFamily("crater_gpu_memory_total_mib", "Memory of the device", labels=labels),
+            "use_percent": GaugeMetricFamily("crater_gpu_use_percent", "Time in which it computed", labels=labels),
+            "memory_used_mib": GaugeMetricFamily("crater_gpu_memory_used_mib", "Memory in use", labels=labels),
+            "temperature_celsius": GaugeMetricFamily("crater_gpu_temperature_celsius", "Temperature", labels=labels),
+            "power_milliwatt": GaugeMetricFamily("crater_gpu_power_milliwatt", "Power drawn", labels=labels),
+        }
+        for device in self._devices:
+            simulated = "true" if device.simulated else "false"
+            values = [self._node, device.uuid, str(device.index), device.gpu_type, simulated]
+            families["memory_total_mib"].add_metric(values, device.memory_mib)
+            sample = samples.get(device.uuid, GpuSample(device.uuid))
+            for name in ("use_percent", "memory_used_mib", "temperature_celsius", "power_milliwatt"):
+                value = getattr(sample, name)
+                if value is not None:
+                    families[name].add_metric(values, value)
+        yield from families.values()
+
+    def _of_tasks(self, workloads: list[Workload]) -> Iterable[Metric]:
+        labels = ["node", "task", "allocation", "name"]
+        cpu = CounterMetricFamily("crater_task_cpu_seconds", "CPU time of a running task", labels=labels)
+        memory = GaugeMetricFamily("crater_task_memory_bytes", "Memory of a running task", labels=labels)
+        limit = GaugeMetricFamily("crater_task_memory_limit_bytes", "What it may use", labels=labels)
+        disk = GaugeMetricFamily("crater_task_disk_bytes", "Scratch space of a running task", labels=labels)
+        for workload in workloads:
+            record, use = workload.record, workload.use
+            values = [self._node, record.task, record.allocation, record.name]
+            cpu.add_metric(values, use.cpu_ms / 1000)
+            memory.add_metric(values, use.memory_bytes)
+            limit.add_metric(values, record.memory_bytes)
+            disk.add_metric(values, use.disk_bytes)
+        yield from (cpu, memory, limit, disk)
+        yield self._gauge("crater_node_tasks_running", "Tasks on this node", {}, len(workloads))
+
+    def _gauge(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["node", *labels])
+        family.add_metric([self._node, *labels.values()], value)
+        return family

@@ -1,0 +1,286 @@
+"""What an agent does next: the leases that are wanted and the workloads that are seen go in, actions come out.
+
+Pure: times are readings of one monotonic clock, handed in. Called again after every change and every second, so an action
+whose effect is not seen yet may come again; every action may be carried out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from crater_core.model.allocation import AllocationStatus
+from crater_core.model.reason import Reason, ReasonCode
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Asked to end; `stop_asked_ms` says when."""
+    ENDED = "ended"
+    """Nothing of it lives, its final state is on disk and not yet accepted by the scheduler."""
+    REPORTED = "reported"
+    """The scheduler has taken its final state; remembered until it is off the list, so that it is not started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One lease, as far as the decision needs it."""
+
+    allocation: str
+    token: int
+    stop: bool = False
+    started: bool = False
+    restartable: bool = True
+    grace_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One workload of this agent, as it is now."""
+
+    allocation: str
+    token: int
+    phase: Phase = Phase.RUNNING
+    restartable: bool = True
+    grace_ms: int = 10_000
+    started_ms: int = 0
+    time_limit_ms: int | None = None
+    stop_asked_ms: int | None = None
+    stop_grace_ms: int = 0
+    main_gone: bool = False
+    """Its first process has ended."""
+    lives: bool = True
+    """Something of it, children included, still lives."""
+    memory_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    """None: nothing to watch, because there is no limit or the kernel holds it."""
+    over_memory_since_ms: int | None = None
+    disk_bytes: int = 0
+    disk_limit_bytes: int | None = None
+    unhealthy: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """How long the scheduler has been silent, and after how long it counts this node as lost."""
+
+    silent_ms: int = 0
+    heartbeat_timeout_ms: int = 30_000
+
+    @property
+    def kill_at_ms(self) -> int:
+        """Silence after which nothing that may be started elsewhere can be left alive."""
+        return self.heartbeat_timeout_ms - min(2_000, self.heartbeat_timeout_ms // 10)
+
+    def fence_at_ms(self, grace_ms: int) -> int:
+        """Silence after which such a workload is asked to end."""
+        return self.kill_at_ms - self.fence_grace_ms(grace_ms)
+
+    def fence_grace_ms(self, grace_ms: int) -> int:
+        return min(grace_ms, self.heartbeat_timeout_ms // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    node: str = ""
+    memory_warning_ms: int = 1_500
+    """How long a watched workload may stay over its memory before it is stopped."""
+    memory_over_percent_max: int = 115
+    """Beyond this share of its limit it is stopped at once: what grows that fast would take the machine down."""
+    memory_stop_grace_ms: int = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    allocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """It is over a limit; it will be stopped if it stays so."""
+
+    allocation: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """SIGTERM now; `Kill` follows when `grace_ms` have passed. `status` and `reason` are its end."""
+
+    allocation: str
+    status: AllocationStatus
+    reason: Reason
+    grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL to everything of it."""
+
+    allocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing of it lives: write its final state to disk, then report it."""
+
+    allocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Say that it has ended, of a lease that this agent holds no workload for."""
+
+    allocation: str
+    token: int
+    status: AllocationStatus
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Remove what is left of it but its logs."""
+
+    allocation: str
+
+
+Action = Start | Warn | Stop | Kill | Finish | Report | Forget
+
+
+def reconcile(
+    wanted: Iterable[Want] | None,
+    seen: Iterable[Seen],
+    now_ms: int,
+    lease: LeaseState = LeaseState(),
+    settings: Settings = Settings(),
+) -> tuple[Action, ...]:
+    """`wanted` is None as long as no list has been heard since the agent began: then nothing counts as unwanted."""
+    wants = {want.allocation: want for want in wanted or ()}
+    known = {workload.allocation: workload for workload in seen}
+    actions: list[Action] = []
+    for allocation in sorted(known):
+        workload = known[allocation]
+        want = wants.get(allocation)
+        if want is not None and want.token != workload.token:
+            want = None
+        actions += _of_known(workload, want, wanted is not None, now_ms, lease, settings)
+    actions += [action for name in wants if name not in known for action in _of_unknown(wants[name], lease, settings)]
+    return tuple(actions)
+
+
+def _of_unknown(want: Want, lease: LeaseState, settings: Settings) -> tuple[Action, ...]:
+    if want.stop:
+        reason = Reason.of(ReasonCode.CANCELLED, by="the scheduler", why="")
+        return (Report(want.allocation, want.token, AllocationStatus.CANCELLED, reason),)
+    if want.started:
+        # It ran here once and this agent knows nothing of it (its data directory is new): a second copy is never the answer.
+        reason = Reason.of(ReasonCode.NODE_LOST, node=settings.node, silent_ms=lease.silent_ms)
+        return (Report(want.allocation, want.token, AllocationStatus.LOST, reason),)
+    if lease.silent_ms >= lease.fence_at_ms(want.grace_ms):
+        return ()
+    return (Start(want.allocation),)
+
+
+def _of_known(
+    workload: Seen, want: Want | None, heard: bool, now_ms: int, lease: LeaseState, settings: Settings
+) -> tuple[Action, ...]:
+    if workload.phase is Phase.ENDED:
+        return ()
+    if workload.phase is Phase.REPORTED:
+        return (Forget(workload.allocation),) if heard and want is None else ()
+    if workload.phase is Phase.STARTING:
+        return ()
+    if workload.main_gone:
+        return (Kill(workload.allocation),) if workload.lives else (Finish(workload.allocation),)
+    if workload.phase is Phase.STOPPING:
+        return _of_stopping(workload, now_ms, lease)
+    stop = _stop_for_lease(workload, want, heard, lease, settings) or _stop_for_limit(workload, now_ms, settings)
+    if stop is not None:
+        return (stop,)
+    warning = _memory_reason(workload)
+    return (Warn(workload.allocation, warning),) if warning is not None and workload.over_memory_since_ms is None else ()
+
+
+def _of_stopping(workload: Seen, now_ms: int, lease: LeaseState) -> tuple[Action, ...]:
+    asked_ms = workload.stop_asked_ms if workload.stop_asked_ms is not None else now_ms
+    fenced = workload.restartable and lease.silent_ms >= lease.kill_at_ms
+    return (Kill(workload.allocation),) if fenced or now_ms - asked_ms >= workload.stop_grace_ms else ()
+
+
+def _stop_for_lease(workload: Seen, want: Want | None, heard: bool, lease: LeaseState, settings: Settings) -> Stop | None:
+    name, grace_ms = workload.allocation, workload.grace_ms
+    if want is not None and want.stop:
+        reason = Reason.of(ReasonCode.CANCELLED, by="the scheduler", why="")
+        return Stop(name, AllocationStatus.CANCELLED, reason, grace_ms)
+    restartable = workload.restartable if want is None else want.restartable
+    if restartable and lease.silent_ms >= lease.fence_at_ms(grace_ms):
+        reason = Reason.of(ReasonCode.NODE_LOST, node=settings.node, silent_ms=lease.silent_ms)
+        return Stop(name, AllocationStatus.LOST, reason, lease.fence_grace_ms(grace_ms))
+    if heard and want is None:
+        reason = Reason.of(ReasonCode.CANCELLED, by="the agent", why=": the scheduler no longer wants it")
+        return Stop(name, AllocationStatus.CANCELLED, reason, grace_ms)
+    return None
+
+
+def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | None:
+    name, failed = workload.allocation, AllocationStatus.FAILED
+    if workload.time_limit_ms is not None and now_ms - workload.started_ms >= workload.time_limit_ms:
+        return Stop(name, failed, Reason.of(ReasonCode.TIME_LIMIT, limit_ms=workload.time_limit_ms), workload.grace_ms)
+    if workload.unhealthy is not None:
+        return Stop(name, failed, workload.unhealthy, workload.grace_ms)
+    memory = _memory_reason(workload)
+    if memory is not None:
+        assert workload.memory_limit_bytes is not None
+        since_ms = workload.over_memory_since_ms
+        if workload.memory_bytes * 100 > workload.memory_limit_bytes * settings.memory_over_percent_max:
+            return Stop(name, failed, memory, 0)
+        if since_ms is not None and now_ms - since_ms >= settings.memory_warning_ms:
+            return Stop(name, failed, memory, min(workload.grace_ms, settings.memory_stop_grace_ms))
+    limit = workload.disk_limit_bytes
+    if limit is not None and workload.disk_bytes > limit:
+        reason = Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=limit, peak_bytes=workload.disk_bytes)
+        return Stop(name, failed, reason, workload.grace_ms)
+    return None
+
+
+def _memory_reason(workload: Seen) -> Reason | None:
+    limit = workload.memory_limit_bytes
+    if limit is None or workload.memory_bytes <= limit:
+        return None
+    return Reason.of(ReasonCode.MEMORY_EXCEEDED, limit_bytes=limit, peak_bytes=workload.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the first process of a workload ended, and what the kernel counted meanwhile."""
+
+    code: int | None = None
+    signal: int | None = None
+    known: bool = True
+    """False: nobody was there to see it."""
+    fenced: bool = False
+    """Stopped by the spawner while no agent renewed the lease."""
+    oom_kills: int = 0
+
+
+def outcome(
+    end: Exit, stop: tuple[AllocationStatus, Reason] | None, facts: Mapping[str, int], node: str
+) -> tuple[AllocationStatus, Reason]:
+    """The final state. `facts`: `limit_bytes` and `peak_bytes` of memory, `silent_ms` of a fence."""
+    if stop is not None:
+        return stop
+    if end.fenced:
+        return AllocationStatus.LOST, Reason.of(ReasonCode.NODE_LOST, node=node, silent_ms=facts.get("silent_ms", 0))
+    if not end.known:
+        return AllocationStatus.FAILED, Reason.of(ReasonCode.EXIT_UNKNOWN)
+    if end.code == 0:
+        return AllocationStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED)
+    if end.oom_kills > 0:
+        limit_bytes, peak_bytes = facts.get("limit_bytes", 0), facts.get("peak_bytes", 0)
+        return AllocationStatus.FAILED, Reason.of(ReasonCode.OOM_KILLED, limit_bytes=limit_bytes, peak_bytes=peak_bytes)
+    if end.signal is not None:
+        return AllocationStatus.FAILED, Reason.of(ReasonCode.SIGNALLED, signal=end.signal)
+    return AllocationStatus.FAILED, Reason.of(ReasonCode.EXIT_CODE, exit_code=end.code if end.code is not None else -1)

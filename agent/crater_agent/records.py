@@ -1,0 +1,177 @@
+"""What an agent keeps on disk of each allocation: the lease it took, how it began, how it ended, and what was reported.
+
+DATA_DIR/allocations/ID/record.json    before the start, so that nothing is ever started twice
+                        started.json   by the spawner's child, before it becomes the program
+                        exit.json      by the spawner, as soon as the first process has ended
+                        final.json     by the agent, before it reports the end
+DATA_DIR/logs/ID/stdout, stderr        kept for a while after everything else is gone
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from crater_agent.shim import write_durably
+from crater_core.wire.agents import Lease, ReportBody
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What must be known of a workload after a restart of the agent. Holds no environment, so no secret."""
+
+    allocation: str
+    task: str
+    token: int
+    name: str = ""
+    restartable: bool = True
+    grace_ms: int = 10_000
+    time_limit_ms: int | None = None
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    scratch: str = ""
+    cgroup: bool = False
+    """It lives in a cgroup of ours, and the kernel holds its limits."""
+    ports: tuple[int, ...] = ()
+    health: dict[str, Any] | None = None
+    boot_id: str = ""
+    started_ms: int = 0
+    """By the machine's monotonic clock, which every process of one boot shares."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """One allocation as found on disk."""
+
+    record: Record
+    pid: int | None = None
+    start_ticks: int = 0
+    exit: dict[str, Any] | None = None
+    final: ReportBody | None = None
+    reported: bool = False
+    problems: list[str] = field(default_factory=lambda: [])
+
+
+def is_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+class Records:
+    def __init__(self, data_dir: Path) -> None:
+        self.root = data_dir / "allocations"
+        self.logs = data_dir / "logs"
+        self._lease_file = data_dir / "lease.json"
+        for directory in (self.root, self.logs):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def directory(self, allocation: str) -> Path:
+        assert is_id(allocation), "an id becomes a path only after it was looked at"
+        return self.root / allocation
+
+    def log_file(self, allocation: str, stream: str) -> Path:
+        assert is_id(allocation), "an id becomes a path only after it was looked at"
+        assert stream in ("stdout", "stderr"), "the two streams of a process"
+        return self.logs / allocation / stream
+
+    def begin(self, record: Record) -> None:
+        directory = self.directory(record.allocation)
+        directory.mkdir(exist_ok=True, mode=0o700)
+        (self.logs / record.allocation).mkdir(exist_ok=True, mode=0o700)
+        write_durably(str(directory), "record.json", asdict(record))
+
+    def finish(self, report: ReportBody) -> None:
+        directory = self.directory(report.allocation)
+        directory.mkdir(exist_ok=True, mode=0o700)
+        write_durably(str(directory), "final.json", report.model_dump(mode="json"))
+
+    def mark_reported(self, allocation: str) -> None:
+        directory = self.directory(allocation)
+        if directory.is_dir():
+            (directory / "reported").touch()
+
+    def forget(self, allocation: str) -> None:
+        shutil.rmtree(self.directory(allocation), ignore_errors=True)
+
+    def read_exit(self, allocation: str) -> dict[str, Any] | None:
+        return _read(self.directory(allocation) / "exit.json")
+
+    def read_all(self) -> list[Kept]:
+        kept = [self._read_one(path) for path in sorted(self.root.iterdir()) if path.is_dir() and is_id(path.name)]
+        return [one for one in kept if one is not None]
+
+    def _read_one(self, path: Path) -> Kept | None:
+        raw = _read(path / "record.json")
+        final = _read(path / "final.json")
+        report = ReportBody.model_validate(final) if final is not None else None
+        if raw is None:
+            if report is None:
+                # Written in part when the machine stopped: nothing was started under it.
+                shutil.rmtree(path, ignore_errors=True)
+                return None
+            raw = {"allocation": report.allocation, "task": "", "token": report.token}
+        known: dict[str, Any] = {name: value for name, value in raw.items() if name in Record.__dataclass_fields__}
+        known["ports"] = tuple(known.get("ports", ()))
+        record = Record(**known)
+        kept = Kept(record, exit=_read(path / "exit.json"), final=report, reported=(path / "reported").exists())
+        started = _read(path / "started.json")
+        if started is not None:
+            kept.pid, kept.start_ticks = int(started["pid"]), int(started["start_ticks"] or 0)
+        return kept
+
+    def save_lease_clock(self, boot_id: str, renewed_ms: int, timeout_ms: int) -> None:
+        """When the lease was last renewed, so that an agent that comes back knows how long it was away."""
+        text = json.dumps({"boot_id": boot_id, "renewed_ms": renewed_ms, "timeout_ms": timeout_ms})
+        new = self._lease_file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._lease_file)
+
+    def load_lease_clock(self, boot_id: str) -> tuple[int, int] | None:
+        raw = _read(self._lease_file)
+        if raw is None or raw.get("boot_id") != boot_id:
+            return None
+        return int(raw["renewed_ms"]), int(raw["timeout_ms"])
+
+    def remove_old_logs(self, keep_ms: int) -> None:
+        oldest = time.time() - keep_ms / 1000
+        for path in self.logs.iterdir():
+            if not (self.root / path.name).exists() and path.stat().st_mtime < oldest:
+                newest = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
+                if newest < oldest:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def record_of(lease: Lease, scratch: str, cgroup: bool, boot_id: str, now_ms: int) -> Record:
+    return Record(
+        allocation=lease.allocation,
+        task=lease.task,
+        token=lease.token,
+        name=lease.name,
+        restartable=lease.restartable,
+        grace_ms=lease.grace_ms,
+        time_limit_ms=lease.time_limit_ms,
+        cpu_milli=lease.cpu_milli,
+        memory_bytes=lease.memory_bytes,
+        disk_bytes=lease.disk_bytes,
+        scratch=scratch,
+        cgroup=cgroup,
+        ports=tuple(lease.ports),
+        health=lease.health.model_dump() if lease.health else None,
+        boot_id=boot_id,
+        started_ms=now_ms,
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value: object = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -1,0 +1,212 @@
+"""Runs workloads as processes: starts one in its cgroup and scratch directory, ends all of it, and removes what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from crater_agent import proctree
+from crater_agent.cgroup import Cgroups, Counters, Limits
+from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
+from crater_agent.reconcile import LeaseState
+from crater_agent.records import Record, Records, record_of
+from crater_agent.spawner import Spawner
+from crater_agent.workload import Workload
+from crater_core.errors import RuntimeFailed
+from crater_core.wire.agents import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The user that workloads run as; None in the agent: its own."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+
+def identity_of(user: str) -> Identity:
+    """Raises KeyError for a user that is not there."""
+    entry = pwd.getpwnam(user)
+    return Identity(entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(user, entry.pw_gid)), entry.pw_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the runtime needs of this node."""
+
+    host: Host
+    scratch_root: Path
+    boot_id: str
+    mount_roots: tuple[Path, ...] = ()
+    identity: Identity | None = None
+
+
+class ProcessRuntime:
+    def __init__(self, place: Place, records: Records, spawner: Spawner, cgroups: Cgroups | None) -> None:
+        self.place = place
+        self.records = records
+        self.spawner = spawner
+        self.cgroups = cgroups
+        self._trees = proctree.Trees()
+
+    def record(self, lease: Lease, now_ms: int) -> Record:
+        scratch = str(self.place.scratch_root / lease.allocation)
+        return record_of(lease, scratch, self.cgroups is not None, self.place.boot_id, now_ms)
+
+    async def start(self, lease: Lease, workload: Workload, lease_state: LeaseState) -> None:
+        """Raises RuntimeFailed with the reason in words; nothing is left behind then."""
+        record = workload.record
+        refuse_what_cannot_be_done(lease, self.place.mount_roots)
+        env = environment(lease, self.place.host, record.scratch, os.environ)
+        try:
+            scratch = self._make_scratch(record)
+            working_dir = lease.working_dir or scratch
+            program = find_program(lease.command[0], env["PATH"], working_dir)
+            self.records.begin(record)
+            procs_files = self._make_group(lease, record)
+        except OSError as error:
+            raise RuntimeFailed(f"could not prepare its place: {error.strerror}: {error.filename}", again=1) from None
+        order = {
+            "op": "spawn",
+            "id": record.allocation,
+            "dir": str(self.records.directory(record.allocation)),
+            "program": program,
+            "argv": arguments(lease),
+            "env": env,
+            "cwd": working_dir,
+            "stdout": str(self.records.log_file(record.allocation, "stdout")),
+            "stderr": str(self.records.log_file(record.allocation, "stderr")),
+            "procs_files": procs_files,
+            "restartable": record.restartable,
+            "fence_grace_ms": lease_state.fence_grace_ms(record.grace_ms),
+        }
+        if self.place.identity is not None:
+            who = self.place.identity
+            order |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
+        answer = await self.spawner.ask(order)
+        if "error" in answer:
+            raise RuntimeFailed(answer["error"])
+        workload.pid, workload.start_ticks = int(answer["pid"]), int(answer["start_ticks"] or 0)
+
+    def _make_scratch(self, record: Record) -> str:
+        path = Path(record.scratch)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if self.place.identity is not None:
+            os.chown(path, self.place.identity.uid, self.place.identity.gid)
+        return record.scratch
+
+    def _make_group(self, lease: Lease, record: Record) -> list[str]:
+        if self.cgroups is None:
+            return []
+        limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes)
+        return list(self.cgroups.create(record.allocation, limits).procs_files)
+
+    def terminate(self, workload: Workload) -> None:
+        """SIGTERM to the first process's group, when that is still the process we started."""
+        if proctree.is_alive(workload.pid, workload.start_ticks):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(workload.pid, signal.SIGTERM)
+
+    def kill(self, workload: Workload) -> None:
+        if self._grouped(workload):
+            assert self.cgroups is not None
+            self.cgroups.group(workload.allocation).kill()
+        else:
+            proctree.send(self.processes([workload])[workload.allocation], signal.SIGKILL)
+
+    def lives(self, workload: Workload) -> bool:
+        if self._grouped(workload):
+            assert self.cgroups is not None
+            return bool(self.cgroups.group(workload.allocation).pids())
+        return bool(self.processes([workload])[workload.allocation])
+
+    def main_lives(self, workload: Workload) -> bool:
+        return proctree.is_alive(workload.pid, workload.start_ticks)
+
+    def processes(self, workloads: Iterable[Workload]) -> dict[str, list[proctree.Process]]:
+        """The living processes of workloads that no cgroup holds, by allocation."""
+        of = {w.record.scratch: w for w in workloads}
+        found = self._trees.find({marker: (w.pid, w.start_ticks) for marker, w in of.items()})
+        return {of[marker].allocation: members for marker, members in found.items()}
+
+    def counters(self, workload: Workload) -> Counters | None:
+        if not self._grouped(workload):
+            return None
+        assert self.cgroups is not None
+        return self.cgroups.group(workload.allocation).counters()
+
+    def _grouped(self, workload: Workload) -> bool:
+        return workload.record.cgroup and self.cgroups is not None
+
+    async def clean(self, record: Record) -> bool:
+        """Remove its cgroup and scratch directory; False when the kernel still held the cgroup after some tries."""
+        gone = True
+        if record.cgroup and self.cgroups is not None:
+            group = self.cgroups.group(record.allocation)
+            for delay_s in (0.0, 0.001, 0.005, 0.02, 0.1, 0.5):
+                await asyncio.sleep(delay_s)
+                if gone := group.remove():
+                    break
+        if record.scratch and Path(record.scratch).parent == self.place.scratch_root:
+            await asyncio.to_thread(_remove_tree, Path(record.scratch))
+        return gone
+
+    async def remove_strays(self, known: set[str]) -> list[str]:
+        """End and remove what carries our mark and belongs to no allocation we know; names what was found."""
+        strays: list[str] = []
+        prefix = f"{self.place.scratch_root}/"
+        for marker, process in self._trees.marked(prefix):
+            if marker[len(prefix) :] not in known:
+                strays.append(marker[len(prefix) :])
+                proctree.send([process], signal.SIGKILL)
+        for name in self.cgroups.names() if self.cgroups is not None else ():
+            if name not in known:
+                assert self.cgroups is not None
+                strays.append(name)
+                self.cgroups.group(name).kill()
+        scratch = {path.name for path in self.place.scratch_root.iterdir()} - known
+        for name in sorted({*strays, *scratch}):
+            record = Record(name, "", 0, scratch=f"{prefix}{name}", cgroup=self.cgroups is not None)
+            await self.clean(record)
+        return sorted(set(strays))
+
+
+def _remove_tree(path: Path) -> None:
+    """A task may have taken away its own right to delete."""
+
+    def allow(function: object, name: str, _: object) -> None:
+        with contextlib.suppress(OSError):
+            Path(name).parent.chmod(0o700)
+            Path(name).unlink()
+
+    if path.exists():
+        shutil.rmtree(path, onerror=allow)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def disk_bytes(path: str) -> int:
+    """What a directory tree takes on the disk; a file with two names counts once."""
+    total, seen = 0, set[tuple[int, int]]()
+    pending = [path]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    elif status.st_nlink > 1:
+                        if (status.st_dev, status.st_ino) in seen:
+                            continue
+                        seen.add((status.st_dev, status.st_ino))
+                    total += status.st_blocks * 512
+    return total

@@ -1,0 +1,372 @@
+"""The spawner: a small process that is the parent of every workload, outlives the agent, and writes down how each one ended.
+
+Started as `python -I -S shim.py DATA_DIR`, standard library only, so that a fork is cheap. It listens on a Unix socket in
+the agent's data directory for one JSON object a line, and stops what may be started elsewhere when no agent renews its lease.
+"""
+
+# ruff: noqa: PTH104, PTH108, PTH123, S606
+# (pathlib costs the spawner memory and time; starting programs without a shell is its work)
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+PROTOCOL = 1
+SOCKET = "shim.sock"
+IDLE_LIFE_S = 20.0
+"""How long a spawner without agent and children waits before it ends."""
+_PR_SET_CHILD_SUBREAPER = 36
+Message = dict[str, Any]
+
+
+def start_ticks(pid: int | str) -> int | None:
+    """When a process started, in clock ticks since boot: with the pid this names a process for ever."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def write_durably(directory: str, name: str, content: Message) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    temporary, path = f"{directory}/{name}.new", f"{directory}/{name}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, json.dumps(content).encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    directory_fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
+
+
+def _noted(number: int, frame: object) -> None:
+    """The wakeup descriptor has said it already."""
+
+
+class Child:
+    def __init__(self, name: str, pid: int, order: Message) -> None:
+        self.name, self.pid = name, pid
+        self.directory: str = order["dir"]
+        self.procs_files: list[str] = order.get("procs_files", [])
+        self.restartable: bool = order.get("restartable", True)
+        self.grace_s: float = order.get("fence_grace_ms", 0) / 1000
+        self.fenced = False
+
+
+def _child_main(order: Message, error_fd: int, parent: int) -> None:
+    """In the child: become the workload. Never returns."""
+    step = f"run {order['program']}"
+    try:
+        error_fd = take_on(order, error_fd, parent)
+        os.execve(order["program"], order["argv"], order["env"])
+    except StepFailed as error:
+        os.write(error_fd, str(error).encode()[:4000])
+    except BaseException as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        os.write(error_fd, f"could not {step}: {why}".encode()[:4000])
+    finally:
+        os._exit(127)
+
+
+class StepFailed(Exception):
+    """A step on the way to becoming a workload did not succeed; the text says which and why."""
+
+
+@contextlib.contextmanager
+def _step(what: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StepFailed(f"could not {what}: {error.strerror or error}") from None
+
+
+def take_on(order: Message, error_fd: int, parent: int) -> int:
+    """In a fresh fork: take on the workload's session, limits, files and user. Returns `error_fd` where it is then.
+
+    Raises StepFailed. Ends the process when `parent` is no longer its parent: then nobody would know of it.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    with _step("join the cgroup"):
+        for path in order.get("procs_files", []):
+            _put(path, b"0", os.O_WRONLY)
+    with contextlib.suppress(OSError):
+        # When the whole machine runs out of memory a workload goes before the agent does.
+        _put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
+    with _step("open the log files"):
+        null = os.open("/dev/null", os.O_RDONLY)
+        out = os.open(order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        err = os.open(order["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with _step("write the start record"):
+        record = {"pid": os.getpid(), "start_ticks": start_ticks("self"), "at_ms": time.time_ns() // 1_000_000}
+        _put(f"{order['dir']}/started.json", json.dumps(record).encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    if os.getppid() != parent:
+        os._exit(127)
+    # Above the three standard ones first, so that none of them is overwritten before it is moved.
+    error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    for target, source in enumerate((null, out, err)):
+        os.dup2(source, target)
+    # The pipe that tells the parent of a failed start is the one descriptor kept; exec closes it.
+    error_fd = os.dup2(error_fd, 3, inheritable=False)
+    os.closerange(4, 1_048_576)
+    if order.get("uid") is not None:
+        with _step("change to the workload's user"):
+            os.setgroups(order.get("groups", []))
+            os.setgid(order["gid"])
+            os.setuid(order["uid"])
+    os.umask(order.get("umask", 0o022))
+    with _step(f"enter the working directory {order['cwd']}"):
+        os.chdir(order["cwd"])
+    return error_fd
+
+
+def _put(path: str, content: bytes, flags: int) -> None:
+    fd = os.open(path, flags, 0o600)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+class Shim:
+    def __init__(self, data_dir: str) -> None:
+        os.chdir(data_dir)
+        self.children: dict[int, Child] = {}
+        self.selector = selectors.DefaultSelector()
+        self.listener = self._listen()
+        self.agents: dict[socket.socket, bytearray] = {}
+        self.quitting = False
+        self.fence_at: float | None = None
+        self.alone_since = time.monotonic()
+        self.wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _noted)
+        # The agent's Ctrl-C or log-out is not the workloads'.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(self.wake_read, selectors.EVENT_READ)
+        # What leaves its session and loses its parent comes to us, not to init, so it can be reaped and found.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
+        old = os.umask(0o077)
+        listener.bind(SOCKET)
+        os.umask(old)
+        listener.listen(4)
+        listener.setblocking(False)
+        return listener
+
+    def run(self) -> None:
+        while not self._done():
+            for key, _ in self.selector.select(self._patience()):
+                if key.fileobj is self.listener:
+                    self._accept()
+                elif key.fileobj == self.wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake_read, 4096)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+            self._reap()
+            self._fence()
+        os.unlink(SOCKET)
+
+    def _done(self) -> bool:
+        if self.children or self.agents:
+            return self.quitting and not self.children
+        return self.quitting or time.monotonic() - self.alone_since > IDLE_LIFE_S
+
+    def _patience(self) -> float | None:
+        restartable = [child.grace_s for child in self.children.values() if child.restartable]
+        if restartable and self.fence_at is not None:
+            return max(0.05, self.fence_at - max(restartable) - time.monotonic())
+        return None if self.agents or self.children else IDLE_LIFE_S / 10
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        # Blocking on purpose: messages are short, and an agent that does not read is an agent that is gone.
+        connection.settimeout(5.0)
+        self.agents[connection] = bytearray()
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up(connection)
+            return
+        buffer = self.agents[connection]
+        buffer += data
+        while (end := buffer.find(b"\n")) >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            message: Message = json.loads(line)
+            answer = self._handle(message)
+            if answer is not None:
+                self._send(connection, {"re": message.get("n"), **answer})
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        if connection in self.agents:
+            self.selector.unregister(connection)
+            del self.agents[connection]
+            connection.close()
+            self.alone_since = time.monotonic()
+
+    def _send(self, connection: socket.socket, message: Message) -> None:
+        try:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._hang_up(connection)
+
+    def _handle(self, message: Message) -> Message | None:
+        what = message["op"]
+        if what == "spawn":
+            return self._spawn(message)
+        if what == "renew":
+            # Of the lease: what may be started elsewhere lives no longer than this unless it is renewed again.
+            self.fence_at = time.monotonic() + message["for_ms"] / 1000
+            return None
+        if what == "hello":
+            children = [{"id": child.name, "pid": child.pid} for child in self.children.values()]
+            return {"protocol": PROTOCOL, "pid": os.getpid(), "children": children}
+        if what == "quit":
+            self.quitting = True
+            return {}
+        return {"error": f"unknown op {what!r}"}
+
+    def _spawn(self, order: Message) -> Message:
+        if any(child.name == order["id"] for child in self.children.values()):
+            return {"error": "it runs already"}
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(read_fd)
+            os.close(write_fd)
+            return {"error": f"could not fork: {error.strerror}"}
+        if pid == 0:
+            _child_main(order, write_fd, parent)
+        os.close(write_fd)
+        # Ends when exec has closed the other end (it runs), or with the reason why it does not.
+        why = b""
+        while part := os.read(read_fd, 4096):
+            why += part
+        os.close(read_fd)
+        if why:
+            os.waitpid(pid, 0)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{order['dir']}/started.json")
+            return {"error": why.decode(errors="replace")}
+        self.children[pid] = Child(order["id"], pid, order)
+        return {"pid": pid, "start_ticks": start_ticks(pid)}
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                # Looked at before it is reaped: as long as the pid is a zombie's, its process group cannot be another's.
+                ended_one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended_one is None:
+                return
+            child = self.children.pop(ended_one.si_pid, None)
+            if child is not None and (not self.agents or child.fenced):
+                # Nobody else is here to end what it leaves behind.
+                self._kill(child)
+            _, status, usage = os.wait4(ended_one.si_pid, 0)
+            if child is None:
+                continue
+            ended: Message = {
+                "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                "fenced": child.fenced,
+                "cpu_ms": int((usage.ru_utime + usage.ru_stime) * 1000),
+                "memory_peak_bytes": usage.ru_maxrss * 1024,
+                "at_ms": time.time_ns() // 1_000_000,
+            }
+            try:
+                write_durably(child.directory, "exit.json", ended)
+            except OSError as error:
+                # A full disk must not cost the exit code while an agent is here to hear it.
+                sys.stderr.write(f"crater-agent spawner: exit of {child.name} not written: {error}\n")
+            for connection in list(self.agents):
+                self._send(connection, {"op": "exit", "id": child.name, "exit": ended})
+            if not self.children and not self.agents:
+                self.alone_since = time.monotonic()
+
+    def _fence(self) -> None:
+        """Asks in time and kills on time: at `fence_at` nothing that may be started elsewhere is left alive."""
+        if self.fence_at is None:
+            return
+        now = time.monotonic()
+        for child in self.children.values():
+            if not child.restartable or now < self.fence_at - child.grace_s:
+                continue
+            if not child.fenced:
+                child.fenced = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGTERM)
+            if now >= self.fence_at:
+                self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        for path in child.procs_files[:1]:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                for pid in file.read().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    data_dir = sys.argv[1]
+    lock = os.open(f"{data_dir}/shim.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return 0
+        raise
+    with contextlib.suppress(OSError):
+        os.setsid()
+    shim = Shim(data_dir)
+    # Tells the agent that started us that the socket is there.
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    shim.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Measures workloads: from their cgroup where they have one, else by summing their processes; their disk; their logs' size."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from crater_agent.runtime import ProcessRuntime, disk_bytes
+from crater_agent.workload import Workload
+
+log = logging.getLogger("crater.agent.watch")
+GROUP_INTERVAL_MS = 5_000
+DISK_INTERVAL_MS = 2_000
+DISK_COST_SHARE = 20
+"""A walk that takes one second is repeated every 20."""
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+
+
+class Watcher:
+    def __init__(self, runtime: ProcessRuntime, log_bytes_max: int) -> None:
+        self._runtime = runtime
+        self._log_bytes_max = log_bytes_max
+        self._measuring: set[str] = set()
+
+    def sample(self, workloads: Iterable[Workload], now_ms: int, now: bool = False) -> None:
+        """Bring the use of running workloads up to date; `now` also of those whose turn has not come."""
+        running = [w for w in workloads if w.running]
+        watched = [w for w in running if not w.record.cgroup]
+        found = self._runtime.processes(watched) if watched else {}
+        for workload in running:
+            if workload.record.cgroup:
+                if now or now_ms - workload.sampled_ms >= GROUP_INTERVAL_MS:
+                    self._from_group(workload, now_ms)
+            else:
+                members = found[workload.allocation]
+                cpu_ms, memory_bytes = sum(p.cpu_ms for p in members), sum(p.memory_bytes for p in members)
+                self._take(workload, now_ms, cpu_ms, memory_bytes)
+            self._bound_logs(workload)
+
+    async def sample_disks(self, workloads: Iterable[Workload], now_ms: int) -> None:
+        for workload in workloads:
+            due = max(DISK_INTERVAL_MS, workload.disk_cost_ms * DISK_COST_SHARE)
+            if workload.running and workload.record.disk_bytes and now_ms - workload.disk_sampled_ms >= due:
+                workload.disk_sampled_ms = now_ms
+                began = time.monotonic()
+                taken = await asyncio.to_thread(disk_bytes, workload.record.scratch)
+                workload.disk_cost_ms = int((time.monotonic() - began) * 1000)
+                workload.use = replace(workload.use, disk_bytes=taken)
+
+    def last(self, workload: Workload, exit_cpu_ms: int, exit_memory_peak_bytes: int) -> None:
+        """The last word on an ended workload: its cgroup's counters, or what the kernel counted for its first process."""
+        counters = self._runtime.counters(workload)
+        if counters is not None:
+            workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
+            exit_cpu_ms = max(exit_cpu_ms, counters.cpu_ms)
+        use = workload.use
+        workload.use = replace(
+            use,
+            cpu_ms=max(use.cpu_ms, exit_cpu_ms),
+            memory_bytes=0,
+            memory_peak_bytes=max(use.memory_peak_bytes, exit_memory_peak_bytes),
+            cpu_percent_milli=0,
+        )
+
+    def _from_group(self, workload: Workload, now_ms: int) -> None:
+        counters = self._runtime.counters(workload)
+        if counters is not None:
+            workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
+            self._take(workload, now_ms, counters.cpu_ms, counters.memory_bytes)
+
+    def _take(self, workload: Workload, now_ms: int, cpu_ms: int, memory_bytes: int) -> None:
+        use, record = workload.use, workload.record
+        cpu_ms = max(cpu_ms, use.cpu_ms)
+        since_ms = now_ms - (workload.sampled_ms or record.started_ms)
+        cores_ms = since_ms * max(record.cpu_milli, 1)
+        workload.use = replace(
+            use,
+            cpu_ms=cpu_ms,
+            memory_bytes=memory_bytes,
+            memory_peak_bytes=max(use.memory_peak_bytes, memory_bytes),
+            cpu_percent_milli=(cpu_ms - use.cpu_ms) * 1_000_000 // cores_ms if since_ms > 0 else use.cpu_percent_milli,
+        )
+        workload.sampled_ms = now_ms
+        if not record.memory_bytes or memory_bytes <= record.memory_bytes:
+            workload.over_memory_since_ms = None
+
+    def _bound_logs(self, workload: Workload) -> None:
+        for stream in ("stdout", "stderr"):
+            drop_oldest(self._runtime.records.log_file(workload.allocation, stream), self._log_bytes_max)
+
+
+def drop_oldest(path: Path, bytes_max: int) -> None:
+    """Give the oldest part of a log back to the disk. Offsets stay what they were: the part becomes a hole."""
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if status.st_blocks * 512 <= bytes_max or status.st_size <= bytes_max:
+        return
+    fd = os.open(path, os.O_RDWR)
+    try:
+        length = status.st_size - bytes_max // 2
+        libc = ctypes.CDLL(None, use_errno=True)
+        result = libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
+        if result != 0:
+            log.warning("the file system of %s cannot drop part of a file: %s", path, os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(fd)
