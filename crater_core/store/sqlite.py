@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from crater_core.errors import StaleRevision, StaleTerm, StoreUnavailable
+from crater_core.errors import StaleRevision, StaleTerm
 from crater_core.lifecycle.changes import Changes
 from crater_core.model.allocation import Allocation
 from crater_core.model.history import Event
@@ -16,7 +16,7 @@ from crater_core.model.usage import UsageRecord
 from crater_core.store import sqlite_rows as rows
 from crater_core.store.codec import decode
 from crater_core.store.protocol import Committed, Loaded, StoredEvent, StoredTask, SubmitKey, TaskFilter
-from crater_core.store.sqlite_file import FileLock, connect, migrate
+from crater_core.store.sqlite_file import FileLock, connect, migrate, unavailable
 
 
 class SqliteStore:
@@ -29,8 +29,9 @@ class SqliteStore:
         self._reader: sqlite3.Connection | None = None
         self._file_lock = FileLock(path)
         try:
-            with self._writing() as db:
-                migrate(db, path)
+            migrate(path)
+            with self._writing():
+                pass
         except BaseException:
             self.close()
             raise
@@ -45,7 +46,7 @@ class SqliteStore:
                 # The next call starts with a fresh connection: after an I/O error the old one may stay broken.
                 _close(self._writer)
                 self._writer = None
-                raise self._unavailable(error) from error
+                raise unavailable(self._path, error) from error
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
@@ -68,10 +69,7 @@ class SqliteStore:
             except sqlite3.Error as error:
                 _close(self._reader)
                 self._reader = None
-                raise self._unavailable(error) from error
-
-    def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
-        return StoreUnavailable(f"the store {self._path} cannot be used now: {error}", file=str(self._path), reason=str(error))
+                raise unavailable(self._path, error) from error
 
     def begin_term(self) -> int:
         with self._transaction() as db:

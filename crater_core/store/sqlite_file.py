@@ -12,6 +12,7 @@ from crater_core.errors import StoreUnavailable
 
 BUSY_MS = 2_000
 """How long a write waits for somebody else's lock (a backup, a shell) before it counts as unavailable."""
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 APPLICATION_ID = 0x43524154
 """Marks the file as Crater's ("CRAT"), so that another program's database is not taken over by mistake."""
 
@@ -37,37 +38,46 @@ def schema_files() -> list[tuple[int, str]]:
     return [(int(name.split("_")[0]), (folder / name).read_text("utf-8")) for name in names]
 
 
-def migrate(db: sqlite3.Connection, path: Path) -> None:
+def migrate(path: Path) -> None:
     """Bring the schema up to this version; refuse a file that is damaged, newer, or somebody else's."""
-    steps = schema_files()
-    newest = steps[-1][0]
+    db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None)
     try:
-        version = int(db.execute("PRAGMA user_version").fetchone()[0])
-        owner = int(db.execute("PRAGMA application_id").fetchone()[0])
-        tables = int(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        if owner != APPLICATION_ID and (tables or owner or version):
-            raise StoreUnavailable(f"{path} is a database of another program; name another file", file=str(path))
-        if version > newest:
-            raise StoreUnavailable(
-                f"{path} was written by a newer version of Crater (schema {version}, this one knows {newest}); upgrade Crater",
-                file=str(path),
-                schema=version,
-            )
-        _check_whole(db, path)
-        for number, sql in steps:
+        version = _inspect(db, path)
+        for number, sql in schema_files():
             if number > version:
                 mark = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
                 db.executescript(f"BEGIN IMMEDIATE;\n{sql}\n{mark}\nCOMMIT;")
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        raise _damaged(path, str(error)) from error
+    except sqlite3.Error as error:
+        raise unavailable(path, error) from error
+    finally:
+        db.close()
 
 
-def _check_whole(db: sqlite3.Connection, path: Path) -> None:
+def _inspect(db: sqlite3.Connection, path: Path) -> int:
+    """The schema's number, read without changing a byte."""
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    owner = int(db.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if owner != APPLICATION_ID and (tables or owner or version):
+        raise StoreUnavailable(f"{path} is a database of another program; name another file", file=str(path))
+    newest = schema_files()[-1][0]
+    if version > newest:
+        raise StoreUnavailable(
+            f"{path} was written by a newer version of Crater (schema {version}, this one knows {newest}); upgrade Crater",
+            file=str(path),
+            schema=version,
+        )
     found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
     if found != "ok":
         raise _damaged(path, found.splitlines()[0])
+    return version
+
+
+def unavailable(path: Path, error: sqlite3.Error) -> StoreUnavailable:
+    """What SQLite's error means to people: damage needs a backup, everything else may pass."""
+    if isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+        return _damaged(path, str(error))
+    return StoreUnavailable(f"the store {path} cannot be used now: {error}", file=str(path), reason=str(error))
 
 
 def _damaged(path: Path, why: str) -> StoreUnavailable:
