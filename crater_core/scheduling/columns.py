@@ -40,7 +40,8 @@ class DeviceKind:
 class Columns:
     """Row i is the i-th node by name; device columns have one place for each device of the largest node.
 
-    `kind` is -1 where there is no device, or an unwell one; `profile` is -1 where the node takes nothing new.
+    `kind` is -1 where there is no device or an unwell one, which has nothing free; `profile` is -1 where the node takes
+    nothing new.
     """
 
     def __init__(self) -> None:
@@ -103,15 +104,16 @@ class Columns:
         if changed:
             self._measure_largest()
         if len(self.log) > 1_000_000:
-            self._void()
+            self.void()
 
     def _measure_largest(self) -> None:
         cpu, gpu = max(1, int(self.total[:, CPU].max(initial=0))), max(1, int(self.gpus.max(initial=0)))
         if (cpu, gpu) != (self.largest_cpu, self.largest_gpu):
             self.largest_cpu, self.largest_gpu = cpu, gpu
-            self._void()
+            self.void()
 
-    def _void(self) -> None:
+    def void(self) -> None:
+        """Everything kept per row, such as scores, is to be made anew."""
         self.log.clear()
         self.generation += 1
 
@@ -139,8 +141,8 @@ class Columns:
         self.nodes = [snapshot.nodes[name] for name in self.names]
         self.devices = [[] for _ in self.names]
         self.ports_used = [set() for _ in self.names]
-        self._reset(len(self.names), max((len(node.devices) for node in self.nodes), default=0))
-        self._void()
+        self._reset(len(self.names), max((len(node.devices) for node in self.nodes), default=1) or 1)
+        self.void()
         self.declarations += 1
         for name in [name for name in self.held if name not in self.row_of]:
             self._hold(name, self._sum_held(snapshot, snapshot.by_node.get(name, {}).values()))
@@ -209,10 +211,11 @@ class Columns:
         self.ports_used[row] = ports
         self.free[row] = free
         width = len(devices)
-        self.compute[row, :width] = compute
+        self.compute[row], self.gpu_memory[row], self.user[row] = 0, 0, NOBODY
+        self.compute[row, :width] = [max(0, free) * device.healthy for free, device in zip(compute, devices, strict=True)]
         self.gpu_memory[row, :width] = memory
         self.user[row, :width] = user
-        self.compute_free[row] = sum(free for free, device in zip(compute, devices, strict=True) if device.healthy)
+        self.compute_free[row] = self.compute[row].sum()
 
     def user_id(self, user: str) -> int:
         return self.users.setdefault(user, len(self.users))

@@ -46,6 +46,8 @@ class Cycle:
         self.shares = Shares(memory.columns, held)
         self.placements: list[Placement] = []
         self.waiting = Waiting()
+        self._fits: dict[int, Fits] = {}
+        """By lane: hashing a shape costs more than the rest of the look-up."""
 
     def run(self) -> Plan:
         order = Order(self.memory.queue.lanes.values(), self.shares)
@@ -64,7 +66,7 @@ class Cycle:
         """Take room for the task, or say why there is none."""
         if lane.shape.strategy not in STRATEGIES:
             return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=lane.shape.strategy, known=listed(STRATEGIES))
-        fits = self.memory.fits(lane.shape)
+        fits = self._fits_of(lane)
         if not lane.control:
             refusal = self._over_quota(lane, held_of(lane.shape.request.amounts))
             if refusal is not None:
@@ -73,6 +75,12 @@ class Cycle:
         if row < 0:
             return why_nothing_fits(self.snapshot, fits)
         return self._take(lane, fits, row, task)
+
+    def _fits_of(self, lane: Lane) -> Fits:
+        found = self._fits.get(id(lane))
+        if found is None:
+            found = self._fits[id(lane)] = self.memory.fits(lane.shape)
+        return found
 
     def _take(self, lane: Lane, fits: Fits, row: int, task: str) -> Reason | None:
         mark = self.ledger.mark()

@@ -16,6 +16,9 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     that still has room, so that others stay whole. Equals go by index.
     """
     columns = fits.columns
+    if fits.preferred is not None and fits.preferred[row] >= 0:
+        slot = int(fits.preferred[row])
+        return [(slot, _grant(fits, row, slot, int(columns.kind[row, slot])))]
     devices, kinds = columns.devices[row], columns.kind[row].tolist()
     compute, memory, user = columns.compute[row].tolist(), columns.gpu_memory[row].tolist(), columns.user[row].tolist()
     candidates: list[tuple[int, int, int]] = []
@@ -30,9 +33,6 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
         else:
             candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
     candidates.sort()
-    if fits.preferred is not None and fits.preferred[row] >= 0:
-        slot = int(fits.preferred[row])
-        return [(slot, _grant(fits, row, slot, kinds[slot]))]
     assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
     return [(slot, _grant(fits, row, slot, kinds[slot])) for _, _, slot in candidates[: fits.count]]
 

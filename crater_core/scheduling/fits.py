@@ -38,6 +38,8 @@ class Fits:
         self.strategy = strategy
         self.count = shape.gpu.count if shape.gpu else 0
         self.need: IntArray = _need(shape)
+        self._needs = [(column, need) for column, need in enumerate(self.need.tolist()) if need > 0]
+        """Columns of which something is needed. (A node that has less than nothing of another is no worse a place.)"""
         self.profile_ok: BoolArray = np.zeros(1, np.bool_)
         self.device_compute: IntArray = np.full(1, TOO_MUCH, np.int64)
         self.device_memory: IntArray = np.full(1, TOO_MUCH, np.int64)
@@ -78,18 +80,22 @@ class Fits:
         """For each row, which of its devices could give one share."""
         fit = self.devices_with_room(rows)
         if self.shape.user is not None:
-            user = self.columns.user[rows]
+            user = self.columns.user.take(rows, 0)
             fit &= (user == NOBODY) | (user == self.user)
         return fit
 
     def devices_with_room(self, rows: IntArray) -> BoolArray:
         """As `fitting_devices`, whoever uses them. (Only MPS devices have a user: see `Columns.user`.)"""
-        columns, kind = self.columns, self.columns.kind[rows]
-        return (columns.compute[rows] >= self.device_compute[kind]) & (columns.gpu_memory[rows] >= self.device_memory[kind])
+        columns, kind = self.columns, self.columns.kind.take(rows, 0)
+        fit: BoolArray = columns.compute.take(rows, 0) >= self.device_compute.take(kind)
+        fit &= columns.gpu_memory.take(rows, 0) >= self.device_memory.take(kind)
+        return fit
 
     def _update(self, rows: IntArray) -> None:
         columns = self.columns
-        ok = self.profile_ok[columns.profile[rows]] & np.logical_and.reduce(columns.free[rows] >= self.need, 1)
+        ok = self.profile_ok.take(columns.profile.take(rows))
+        for column, need in self._needs:
+            ok &= columns.free[:, column].take(rows) >= need
         self.score[rows] = NEVER
         if self.count:
             fit = self.fitting_devices(rows)

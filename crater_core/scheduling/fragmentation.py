@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from crater_core.model.node import GpuDevice
 from crater_core.model.resources import GpuRequest, Request, TypicalRequest
 from crater_core.model.task import TaskSpec, TaskType
 from crater_core.model.units import MILLI
@@ -52,86 +53,75 @@ _SHARES = ((500, 17), (250, 17))
 
 
 class Mix:
-    """The workload as tables, and the fragmentation of every node as a column that follows the log."""
+    """The workload as tables, from which the fragmentation of a node is a sum over its devices and one correction.
+
+    A table holds, for the kind of node and the number of free cores, what one device with so much free adds to the
+    fragmentation: all of it for requests that it is too small for or that the cores are too few for. `by_whole` adds, by how
+    many devices are wholly free, what requests for more whole devices than that cannot use. A request for shares of
+    several devices counts as one for a single share.
+    """
 
     def __init__(self, columns: Columns, workload: tuple[TypicalRequest, ...]) -> None:
         self.columns = columns
         self._workload = workload
-        self._generation = -1
-        self._position = 0
-        self._kinds = -1
-        self.node: IntArray = np.zeros(0, np.int64)
-        """Fragmentation of each node now, in `unit`s."""
+        self._typical: tuple[TypicalRequest, ...] = ()
+        self._kinds = 0
+        self._widths: int = 1
+        """One more than the devices of the largest node."""
+        self._declarations = -1
         self.unit = 1
         """This much is one thousandth of a device."""
+        self.by_device: IntArray = np.zeros(0, np.int64)
+        self.by_whole: IntArray = np.zeros(0, np.int64)
 
     def refresh(self) -> None:
+        """Take in what nodes have declared since. When that changes the tables, all scores are void."""
         columns = self.columns
-        if self._generation != columns.generation or self._kinds != len(columns.kinds):
-            self._build()
-            rows = np.arange(len(columns.names))
-            self.node = np.zeros(len(rows), np.int64)
-            self._generation, self._kinds = columns.generation, len(columns.kinds)
-        elif self._position < len(columns.log):
-            rows = np.array(list(dict.fromkeys(columns.log[self._position :])), np.int64)
-        else:
+        if self._declarations == columns.declarations:
             return
-        self._position = len(columns.log)
-        self.node[rows] = self.of(rows, columns.free[rows, CPU], self.devices(rows))
+        self._declarations = columns.declarations
+        typical = self._workload or general_workload(columns)
+        now: tuple[tuple[TypicalRequest, ...], int, int] = (typical, len(columns.kinds), columns.compute.shape[1] + 1)
+        if now != (self._typical, self._kinds, self._widths):
+            self._typical, self._kinds, self._widths = now
+            self._build(typical)
+            columns.void()
 
-    def devices(self, rows: IntArray) -> IntArray:
-        """Free compute of each device, nothing for unwell ones."""
-        return np.where(self.columns.kind[rows] >= 0, self.columns.compute[rows], 0)
+    def tables(self, rows: IntArray, cpu: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the tables of these nodes start, with so many cores free: in `by_device`, and in `by_whole`.
 
-    def of(self, rows: IntArray, cpu: IntArray, devices: IntArray) -> IntArray:
-        """Fragmentation of states: free cores and free compute of each device, as they would be on `rows`."""
-        kind = self._type_of_row(rows)
-        rank = self._rank[devices]
-        count = np.add.reduce(rank[:, None, :] > self._index[None, :, None], 2, dtype=np.int64)
-        ordered = -np.sort(-devices, 1)
-        room = np.zeros((len(rows), devices.shape[1] + 1), np.int64)
-        np.add.accumulate(ordered, 1, out=room[:, 1:])
-        large_enough = np.take_along_axis(room, count, 1)
-        level = np.searchsorted(self._cores, cpu, side="right")
-        hopeless = self._by_cores[kind, level]
-        unsatisfied = np.where(count < self._needed, self._by_cores[kind, 0], hopeless)
-        too_small = np.add.reduce(self._small[kind[:, None], devices], 1)
-        return too_small + np.add.reduce(unsatisfied * large_enough, 1) + self._never[kind] * room[:, -1]
+        The kind of a node's first device stands for the node: its devices are of one type.
+        """
+        kinds = self.columns.kind[:, 0].take(rows)
+        table: IntArray = self._class.take(kinds) * (len(self._cores) + 1) + self._cores.searchsorted(cpu, "right")
+        return table * (MILLI + 1), table * self._widths
 
-    def _type_of_row(self, rows: IntArray) -> IntArray:
-        """The kind of a node's first device stands for the node: its devices are of one type."""
-        return self.columns.kind[rows, 0] if self.columns.kind.shape[1] else np.full(len(rows), -1, np.int64)
-
-    def _build(self) -> None:
-        typical = self._workload or general_workload(self.columns)
-        groups: dict[tuple[int, int], list[TypicalRequest]] = {}
-        for one in typical:
-            gpu = one.request.gpu
-            if gpu is not None:
-                groups.setdefault((_size(gpu), gpu.count), []).append(one)
-        sizes = sorted({size for size, _ in groups})
-        keys = sorted(groups)
+    def _build(self, typical: tuple[TypicalRequest, ...]) -> None:
+        """Kinds of devices that the same requests accept share their tables; the last are those of no device: nothing."""
         self.unit = max(1, sum(one.weight for one in typical))
-        self._index = np.array([sizes.index(size) for size, _ in keys], np.int8)
-        self._needed = np.array([count for _, count in keys], np.int64)
-        self._rank = np.searchsorted(sizes, np.arange(MILLI + 1), side="right").astype(np.int8)
         self._cores = np.array(sorted({one.request.cpu_milli for one in typical}), np.int64)
-        kinds = len(self.columns.kinds)
-        # Tables by device kind; the last row is for nodes without devices, where nothing can be fragmented.
-        self._by_cores = np.zeros((kinds + 1, len(self._cores) + 1, len(keys)), np.int64)
-        self._small = np.zeros((kinds + 1, MILLI + 1), np.int64)
-        self._never = np.zeros(kinds + 1, np.int64)
-        for index, kind in enumerate(self.columns.kinds):
-            for one in typical:
+        accepts = [tuple(_accepts(one, kind.device) for one in typical) for kind in self.columns.kinds]
+        classes = {pattern: index for index, pattern in enumerate(dict.fromkeys(accepts))}
+        self._class = np.array([classes[pattern] for pattern in accepts] + [len(classes)], np.int64)
+        by_device = np.zeros((len(classes) + 1, len(self._cores) + 1, MILLI + 1), np.int64)
+        by_whole = np.zeros((len(classes) + 1, len(self._cores) + 1, self._widths), np.int64)
+        free, whole = np.arange(MILLI + 1), np.arange(self._widths)
+        for pattern, index in classes.items():
+            for one, accepted in zip(typical, pattern, strict=True):
                 gpu = one.request.gpu
-                if gpu is None or not type_matches(gpu.types, kind.device):
-                    self._never[index] += one.weight
+                if gpu is None or not accepted:
+                    by_device[index] += one.weight * free
                     continue
-                size = _size(gpu)
-                # Unsatisfied for want of cores at every level below what it asks for; level 0 is "no cores at all".
-                short = np.searchsorted(self._cores, one.request.cpu_milli, side="left") + 1
-                self._by_cores[index, :short, keys.index((size, gpu.count))] += one.weight
-                self._small[index, :size] += one.weight * np.arange(size)
+                enough = int(self._cores.searchsorted(one.request.cpu_milli, "left")) + 1
+                by_device[index, :enough] += one.weight * free
+                by_device[index, enough:] += one.weight * np.where(free < _size(gpu), free, 0)
+                if gpu.exclusive:
+                    by_whole[index, enough:] += one.weight * np.where(whole < gpu.count, whole * MILLI, 0)
+        self.by_device, self.by_whole = by_device.ravel(), by_whole.ravel()
+
+
+def _accepts(one: TypicalRequest, device: GpuDevice) -> bool:
+    return one.request.gpu is not None and type_matches(one.request.gpu.types, device)
 
 
 def _size(gpu: GpuRequest) -> int:

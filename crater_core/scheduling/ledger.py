@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from crater_core.model.allocation import Placement
 from crater_core.model.node import SharingMode
-from crater_core.scheduling.columns import PORTS, Columns
+from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.devices import choose_devices
 from crater_core.scheduling.fits import Fits
 
@@ -29,7 +29,7 @@ class Ledger:
         """Place one member on a row that fits: choose devices and ports, and take them."""
         columns = self.columns
         chosen = choose_devices(fits, row) if fits.count else []
-        ports = self._free_ports(row, int(fits.need[PORTS]))
+        ports = self._free_ports(row, fits.shape.request.ports) if fits.shape.request.ports else ()
         users = [int(columns.user[row, slot]) for slot, _ in chosen]
         columns.free[row] -= fits.need
         for slot, grant in chosen:
@@ -55,8 +55,6 @@ class Ledger:
         return Placement(task, member, columns.names[row], tuple(grant for _, grant in chosen), ports)
 
     def _free_ports(self, row: int, count: int) -> tuple[int, ...]:
-        if not count:
-            return ()
         node, used = self.columns.nodes[row], self.columns.ports_used[row]
         free = (port for port in range(node.port_first, node.port_first + node.port_count) if port not in used)
         return tuple(port for port, _ in zip(free, range(count), strict=False))

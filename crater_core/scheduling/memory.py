@@ -51,6 +51,7 @@ class Memory:
                 self._fits.clear()
             self._settings = snapshot.settings
         self.columns.sync(snapshot)
+        self.mix.refresh()
 
     def pools(self, snapshot: Snapshot) -> frozenset[str]:
         """The names of all pools."""

@@ -69,12 +69,12 @@ class Queue:
         return found[0] if found else None
 
     def _move(self, snapshot: Snapshot, changed: list[str], now_ms: int) -> None:
-        leaving: dict[LaneKey, set[Place]] = defaultdict(set)
-        joining: dict[LaneKey, list[Place]] = defaultdict(list)
+        leaving: dict[Lane, set[Place]] = defaultdict(set)
+        joining: dict[Lane, list[Place]] = defaultdict(list)
         for name in changed:
             if name in self._at:
                 lane, place = self._at.pop(name)
-                leaving[lane.key].add(place)
+                leaving[lane].add(place)
             self.delayed.pop(name, None)
             task = snapshot.queued.get(name)
             if task is None:
@@ -86,15 +86,15 @@ class Queue:
             lane = self.lanes.get(key)
             if lane is None:
                 lane = self.lanes[key] = Lane(key)
-            joining[lane.key].append(place)
+            joining[lane].append(place)
             self._at[name] = (lane, place)
-        for key, places in leaving.items():
-            _remove(self.lanes[key].places, places)
-        for key, places in joining.items():
-            _insert(self.lanes[key].places, places)
-        for key in leaving:
-            if not self.lanes[key].places:
-                del self.lanes[key]
+        for lane, places in leaving.items():
+            _remove(lane.places, places)
+        for lane, places in joining.items():
+            _insert(lane.places, places)
+        for lane in leaving:
+            if not lane.places:
+                del self.lanes[lane.key]
 
 
 _FEW = 8

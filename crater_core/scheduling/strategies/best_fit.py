@@ -23,9 +23,9 @@ class BestFit:
             return columns.free[rows, CONTROL_SLOTS]
         gpu = fits.shape.gpu
         cpu_max, gpu_max = columns.largest_cpu, columns.largest_gpu
-        cpu_left = columns.free[rows, CPU] - fits.shape.request.cpu_milli
-        gpu_left = columns.compute_free[rows] - (gpu.count * gpu.compute_milli if gpu else 0)
+        cpu_left = columns.free[:, CPU].take(rows) - fits.shape.request.cpu_milli
+        gpu_left = columns.compute_free.take(rows) - (gpu.count * gpu.compute_milli if gpu else 0)
         # (1 - half of each fraction left), in whole per cent, without leaving whole numbers.
         left = (cpu_left * gpu_max + gpu_left * cpu_max) * 50
         score = 100 - -(-left // (cpu_max * gpu_max))
-        return 2 * score + (columns.gpus[rows] == 0) if gpu is None else 2 * score
+        return 2 * score + (columns.gpus.take(rows) == 0) if gpu is None else 2 * score

@@ -24,32 +24,33 @@ class FragmentationAware:
         columns, mix, gpu = fits.columns, fits.mix, fits.shape.gpu
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
-        mix.refresh()
-        cpu, now = columns.free[rows, CPU] - fits.shape.request.cpu_milli, mix.node[rows]
-        room = mix.devices(rows)
-        if devices is None or gpu is None:
-            return 2 * squeeze(now - mix.of(rows, cpu, room), mix.unit) + (columns.gpus[rows] == 0)
-        if gpu.exclusive or gpu.count > 1:
-            taken = devices & (np.add.accumulate(devices, 1) <= gpu.count)
-            share = fits.device_compute[columns.kind[rows]]
-            return 2 * squeeze(now - mix.of(rows, cpu, np.where(taken, room - share, room)), mix.unit)
-        at, slot = np.nonzero(devices & _first_of_equals(room, devices))
-        after = room[at]
-        after[np.arange(len(at)), slot] -= fits.device_compute[columns.kind[rows[at], slot]]
-        fall = np.full(devices.shape, -1, np.int64)
-        fall[at, slot] = squeeze(now[at] - mix.of(rows[at], cpu[at], after), mix.unit)
-        best = fall.argmax(1)
-        fits.prefer(rows, best)
-        return 2 * fall[np.arange(len(rows)), best]
+        cpu, room = columns.free[:, CPU].take(rows), columns.compute.take(rows, 0)
+        full = room == MILLI
+        whole: IntArray = np.add.reduce(full, 1, dtype=np.int64)
+        device_now, whole_now = mix.tables(rows, cpu)
+        device_then, whole_then = mix.tables(rows, cpu - fits.shape.request.cpu_milli)
+        now = np.add.reduce(mix.by_device.take(device_now[:, None] + room), 1) + mix.by_whole.take(whole_now + whole)
+        at = device_then[:, None] + room
+        each = mix.by_device.take(at)
+        then = np.add.reduce(each, 1)
+        if gpu is None or devices is None:
+            fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
+            return 2 * fall + (columns.gpus.take(rows) == 0)
+        if gpu.exclusive:
+            then -= gpu.count * mix.by_device.take(device_then + MILLI)
+            return 2 * squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
+        share = fits.device_compute.take(columns.kind.take(rows, 0))
+        after = mix.by_device.take(np.where(devices, at - share, 0))
+        whole_left: IntArray = np.subtract((whole_then + whole)[:, None], full, dtype=np.int64)
+        left = mix.by_whole.take(whole_left)
+        falls = np.where(devices, squeeze((now - then)[:, None] + each - after - left, mix.unit), -1)
+        best = falls.argmax(1)
+        if gpu.count == 1:
+            fits.prefer(rows, best)
+        return 2 * falls.max(1)
 
 
 def squeeze(fall: IntArray, unit: int) -> IntArray:
     """0 to 100, 50 being no change; a fall by one device is 73."""
-    return (100 / (1 + np.exp(-fall / (unit * MILLI)))).astype(np.int64)
-
-
-def _first_of_equals(room: IntArray, devices: BoolArray) -> BoolArray:
-    """Devices with as much free as an earlier one of the node give the same score: one of them will do."""
-    value = np.where(devices, room, -1)
-    same = value[:, :, None] == value[:, None, :]
-    return same.argmax(2) == np.arange(room.shape[1])
+    score: IntArray = (100 / (1 + np.exp(fall / (-unit * MILLI)))).astype(np.int64)
+    return score
