@@ -99,7 +99,7 @@ class AgentProcess:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def _words(pid: int) -> bytes:
@@ -108,6 +108,24 @@ def _words(pid: int) -> bytes:
         with contextlib.suppress(OSError):
             words += Path(f"/proc/{pid}/{name}").read_bytes() + b"\0"
     return words
+
+
+def as_ordinary_user(directory: Path) -> dict[str, Any]:
+    """Arguments of `start_agent` for an agent that may not make cgroups, with `directory` made its own.
+
+    Root's own interpreter may lie where no other user can run it; then the system's takes its place, with our packages.
+    """
+    if os.geteuid() != 0:
+        return {}
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, 65534, 65534)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    reachable = all(parent.stat().st_mode & 0o001 for parent in Path(sys.executable).resolve().parents)
+    return {
+        "prefix": ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        "python": sys.executable if reachable else f"/usr/bin/{version}",
+        "environ": {"PYTHONPATH": ":".join(path for path in sys.path if path and "zip" not in path)},
+    }
 
 
 def agent_config(tmp_path: Path, scheduler_url: str, name: str = "n1", **overrides: Any) -> dict[str, Any]:
@@ -134,6 +152,7 @@ def start_agent(
     *,
     arguments: tuple[str, ...] = (),
     prefix: tuple[str, ...] = (),
+    python: str = sys.executable,
     environ: dict[str, str] | None = None,
     **overrides: Any,
 ) -> AgentProcess:
@@ -141,7 +160,7 @@ def start_agent(
     config = agent_config(tmp_path, scheduler_url, name, **overrides)
     config_file, log_file = tmp_path / f"agent-{name}.yaml", tmp_path / f"agent-{name}.log"
     config_file.write_text(yaml.safe_dump(config))
-    command = [*prefix, sys.executable, "-m", "crater_agent", "--config", str(config_file), *arguments]
+    command = [*prefix, python, "-m", "crater_agent", "--config", str(config_file), *arguments]
     with log_file.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environ or {})})
     return AgentProcess(process, Path(config["data_dir"]), config_file, log_file, name, command)

@@ -201,6 +201,8 @@ class AgentConfig(Strict):
     ports: Ports = Ports()
     env_profiles: dict[Name, dict[str, str | FromEnv | FromFile]] = Field(default_factory=dict)
     mount_roots: tuple[Path, ...] = ()
+    cgroups: Literal["auto", "off"] = "auto"
+    """auto: limits are enforced where this agent may make cgroups; off: they are only watched."""
     sample_interval: DurationMs = 15_000
     stop_workloads_on_exit: bool = False
     log: Log = Log()

@@ -82,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     data_dir = _make_directories(settings, file.name, identity)
     lock = _only_one(data_dir)
-    cgroups, why = cgroup.open_cgroups(_group_name(settings.node_name, data_dir))
+    cgroups, why = None, "cgroups are off in the configuration"
+    if settings.cgroups == "auto":
+        cgroups, why = cgroup.open_cgroups(_group_name(settings.node_name, data_dir))
     declaration = _with_enforcement(declaration, cgroups, why)
     for note in declaration.notes:
         log.warning("%s", note)

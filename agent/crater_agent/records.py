@@ -130,6 +130,7 @@ class Records:
         """When the lease was last renewed, so that an agent that comes back knows how long it was away."""
         text = json.dumps({"boot_id": boot_id, "renewed_ms": renewed_ms, "timeout_ms": timeout_ms})
         new = self._lease_file.with_suffix(".new")
+        new.touch(mode=0o600)
         new.write_text(text)
         new.replace(self._lease_file)
 

@@ -122,13 +122,6 @@ def take_on(order: Message, error_fd: int, parent: int) -> int:
         _put(f"{order['dir']}/started.json", json.dumps(record).encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     if os.getppid() != parent:
         os._exit(127)
-    # Above the three standard ones first, so that none of them is overwritten before it is moved.
-    error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, 10)
-    for target, source in enumerate((null, out, err)):
-        os.dup2(source, target)
-    # The pipe that tells the parent of a failed start is the one descriptor kept; exec closes it.
-    error_fd = os.dup2(error_fd, 3, inheritable=False)
-    os.closerange(4, 1_048_576)
     if order.get("uid") is not None:
         with _step("change to the workload's user"):
             os.setgroups(order.get("groups", []))
@@ -137,6 +130,13 @@ def take_on(order: Message, error_fd: int, parent: int) -> int:
     os.umask(order.get("umask", 0o022))
     with _step(f"enter the working directory {order['cwd']}"):
         os.chdir(order["cwd"])
+    # Descriptors last, so that until here a failure can be told. First away from the standard ones, which are overwritten.
+    error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    for target, source in enumerate((null, out, err)):
+        os.dup2(source, target)
+    # The pipe that tells the parent of a failed start is the one descriptor kept; exec closes it.
+    error_fd = os.dup2(error_fd, 3, inheritable=False)
+    os.closerange(4, 1_048_576)
     return error_fd
 
 

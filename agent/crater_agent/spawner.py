@@ -55,15 +55,16 @@ class Spawner:
         if self._writer is None:
             raise RuntimeFailed("the spawner is not connected")
         self._count += 1
+        number = self._count
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._answers[self._count] = answer
-        self._writer.write(json.dumps({**message, "n": self._count}).encode() + b"\n")
+        self._answers[number] = answer
+        self._writer.write(json.dumps({**message, "n": number}).encode() + b"\n")
         try:
             return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
         except TimeoutError:
             raise RuntimeFailed("the spawner did not answer") from None
         finally:
-            self._answers.pop(self._count, None)
+            self._answers.pop(number, None)
 
     def renew(self, for_ms: int) -> None:
         """Tell it how much longer what may be started elsewhere may live without hearing this again."""

@@ -15,7 +15,9 @@ from crater_agent.runtime import ProcessRuntime, disk_bytes
 from crater_agent.workload import Workload
 
 log = logging.getLogger("crater.agent.watch")
-GROUP_INTERVAL_MS = 5_000
+GROUP_INTERVAL_MS = 1_000
+GROUP_COST_MS = 50
+"""Many cgroups are read less often: 100 of them every 5 s."""
 DISK_INTERVAL_MS = 2_000
 DISK_COST_SHARE = 20
 """A walk that takes one second is repeated every 20."""
@@ -28,14 +30,15 @@ class Watcher:
         self._log_bytes_max = log_bytes_max
         self._measuring: set[str] = set()
 
-    def sample(self, workloads: Iterable[Workload], now_ms: int, now: bool = False) -> None:
-        """Bring the use of running workloads up to date; `now` also of those whose turn has not come."""
+    def sample(self, workloads: Iterable[Workload], now_ms: int) -> None:
+        """Bring the use of running workloads up to date."""
         running = [w for w in workloads if w.running]
         watched = [w for w in running if not w.record.cgroup]
         found = self._runtime.processes(watched) if watched else {}
+        interval_ms = max(GROUP_INTERVAL_MS, GROUP_COST_MS * len(running)) - 100
         for workload in running:
             if workload.record.cgroup:
-                if now or now_ms - workload.sampled_ms >= GROUP_INTERVAL_MS:
+                if now_ms - workload.sampled_ms >= interval_ms:
                     self._from_group(workload, now_ms)
             else:
                 members = found[workload.allocation]
