@@ -23,6 +23,11 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+if __name__ == "__main__":
+    # Started as a file and without site-packages: the package is the folder that the file is in.
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+from crater_agent.templates import TemplateFault, Templates
+
 PROTOCOL = 1
 SOCKET = "shim.sock"
 IDLE_LIFE_S = 20.0
@@ -148,10 +153,20 @@ def _put(path: str, content: bytes, flags: int) -> None:
         os.close(fd)
 
 
+def _end_what_started(order: Message) -> None:
+    """A template that broke with an order in its hands may have forked the workload: it must not run beside its next attempt."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open(f"{order['dir']}/started.json", "rb") as file:
+            started = json.loads(file.read())
+        if start_ticks(started["pid"]) == started["start_ticks"]:
+            os.killpg(started["pid"], signal.SIGKILL)
+
+
 class Shim:
     def __init__(self, data_dir: str) -> None:
         os.chdir(data_dir)
         self.children: dict[int, Child] = {}
+        self.templates = Templates()
         self.selector = selectors.DefaultSelector()
         self.listener = self._listen()
         self.agents: dict[socket.socket, bytearray] = {}
@@ -193,6 +208,8 @@ class Shim:
                     self._read(key.fileobj)
             self._reap()
             self._fence()
+            self.templates.sweep()
+        self.templates.end_all()
         os.unlink(SOCKET)
 
     def _done(self) -> bool:
@@ -266,11 +283,13 @@ class Shim:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
-            pid = os.fork()
-        except OSError as error:
+            forked = self.templates.fork(order, write_fd) if order.get("template") else None
+            pid = os.fork() if forked is None else forked
+        except (OSError, TemplateFault) as error:
             os.close(read_fd)
             os.close(write_fd)
-            return {"error": f"could not fork: {error.strerror}"}
+            _end_what_started(order)
+            return {"error": f"could not fork: {error}"}
         if pid == 0:
             _child_main(order, write_fd, parent)
         os.close(write_fd)
@@ -285,7 +304,7 @@ class Shim:
                 os.unlink(f"{order['dir']}/started.json")
             return {"error": why.decode(errors="replace")}
         self.children[pid] = Child(order["id"], pid, order)
-        return {"pid": pid, "start_ticks": start_ticks(pid)}
+        return {"pid": pid, "start_ticks": start_ticks(pid), "warm": forked is not None}
 
     def _reap(self) -> None:
         while True:
@@ -302,6 +321,7 @@ class Shim:
                 self._kill(child)
             _, status, usage = os.wait4(ended_one.si_pid, 0)
             if child is None:
+                self.templates.ended(ended_one.si_pid)
                 continue
             ended: Message = {
                 "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
