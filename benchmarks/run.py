@@ -1,0 +1,83 @@
+"""`make bench`: measures everything there is to measure here, and writes it down. `--only tasks,chain` takes a part."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report, yardsticks
+from benchmarks.cluster import a_cluster
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+PLOT = PAGE.parent / "performance.png"
+
+
+def _yardsticks() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(dir=HERE) as directory:
+        return [figure.as_row() for figure in yardsticks.rows(Path(directory))]
+
+
+def _on_a_cluster(module: str) -> Callable[[], list[dict[str, Any]]]:
+    def measure() -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="crater-bench-") as home, a_cluster(Path(home)) as cluster:
+            return [figure.as_row() for figure in importlib.import_module(module).rows(cluster)]
+
+    return measure
+
+
+def _placement() -> list[dict[str, Any]]:
+    if importlib.util.find_spec("benchmarks.placement") is None:
+        return []
+    return importlib.import_module("benchmarks.placement").rows()
+
+
+PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "yardsticks": _yardsticks,
+    "tasks": _on_a_cluster("benchmarks.tasks"),
+    "chain": _on_a_cluster("benchmarks.chain"),
+    "placement": _placement,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make bench", description="Measure Crater beside its peers.")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas (default: %(default)s)")
+    parser.add_argument("--dry", action="store_true", help="print the figures, write no file")
+    options = parser.parse_args(argv)
+    wanted = options.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    rows: list[dict[str, Any]] = []
+    for part in wanted:
+        print(f"measuring {part} ...", flush=True)
+        found = PARTS[part]()
+        rows += found
+        for row in found:
+            print(f"  {_line(row)}", flush=True)
+    if not options.dry and set(wanted) == set(PARTS):
+        plotted = report.draw(PLOT, rows)
+        report.write_results(HERE / "results.json", rows)
+        report.write_page(PAGE, rows, time.strftime("%Y-%m-%d"), PLOT.name if plotted else None)
+        print(f"written: {HERE / 'results.json'}, {PAGE}")
+    missed = [row["id"] for row in rows if row["met"] is False]
+    print(f"targets not met: {', '.join(missed)}" if missed else "every target is met")
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"{row['id']:<36} {row['value']:>10g} {row['unit']}"
+    if row["peer"]:
+        text += f"   {row['peer_value']:g} {row['peer']}: {row['ratio']:g} times better"
+    return text + {True: "   met", False: f"   not met ({row['target']})", None: ""}[row["met"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

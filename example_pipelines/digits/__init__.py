@@ -1,0 +1,1 @@
+"""The handwritten-digits loop: real images in, a trained classifier, a service with two replicas, predictions out."""
