@@ -258,6 +258,9 @@ class SchedulerStandIn:
         with httpx.Client(trust_env=False) as client:
             return client.get(f"{self.declaration.agent_url}/logs/{allocation}", params=query, headers=headers, timeout=70)
 
+    def read_log_text(self, allocation: str, stream: str = "stdout") -> str:
+        return self.read_log(allocation, stream).text
+
     def forget(self) -> None:
         """As a scheduler that was started anew: it knows no agent."""
         self._known = False

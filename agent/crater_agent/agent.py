@@ -126,8 +126,10 @@ class Agent:
             self._stop(Stop(workload.allocation, AllocationStatus.LOST, reason, workload.record.grace_ms))
         deadline_ms = self.clock.monotonic_ms() + int(patience_s * 1000)
         while running := self._running():
-            late = self.clock.monotonic_ms() >= deadline_ms
+            now_ms = self.clock.monotonic_ms()
             for workload in running:
+                asked_ms = workload.stop_asked_ms if workload.stop_asked_ms is not None else now_ms
+                late = now_ms >= min(deadline_ms, asked_ms + workload.stop_grace_ms)
                 if late or workload.exit is not None:
                     self.runtime.kill(workload)
                 workload.lives = self.runtime.lives(workload)
@@ -245,6 +247,12 @@ class Agent:
         lease = self.heard.leases[allocation]
         if not is_id(allocation):
             log.error("a lease with an id that is no name is not taken: %r", allocation)
+            return
+        past = self.records.past(allocation)
+        if past is not None and past.token == lease.token:
+            # It ran and ended here, and the scheduler has lost the news.
+            self.workloads[allocation] = Workload(Record(allocation, lease.task, lease.token), phase=Phase.ENDED, lives=False)
+            self._report(self.workloads[allocation], past)
             return
         workload = Workload(self.runtime.record(lease, self.clock.monotonic_ms()))
         self.workloads[allocation] = workload

@@ -98,7 +98,21 @@ class Records:
             (directory / "reported").touch()
 
     def forget(self, allocation: str) -> None:
+        """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
+        final, logs = self.directory(allocation) / "final.json", self.logs / allocation
+        if final.exists() and logs.is_dir():
+            final.replace(logs / "final.json")
         shutil.rmtree(self.directory(allocation), ignore_errors=True)
+
+    def past(self, allocation: str) -> ReportBody | None:
+        """How an allocation ended that has been forgotten since."""
+        raw = _read(self.logs / allocation / "final.json")
+        return ReportBody.model_validate(raw) if raw is not None else None
+
+    def read_start(self, allocation: str) -> tuple[int, int] | None:
+        """Pid and start ticks of its first process, if it ever had one."""
+        started = _read(self.directory(allocation) / "started.json")
+        return (int(started["pid"]), int(started["start_ticks"] or 0)) if started is not None else None
 
     def read_exit(self, allocation: str) -> dict[str, Any] | None:
         return _read(self.directory(allocation) / "exit.json")
@@ -121,9 +135,9 @@ class Records:
         known["ports"] = tuple(known.get("ports", ()))
         record = Record(**known)
         kept = Kept(record, exit=_read(path / "exit.json"), final=report, reported=(path / "reported").exists())
-        started = _read(path / "started.json")
+        started = self.read_start(record.allocation)
         if started is not None:
-            kept.pid, kept.start_ticks = int(started["pid"]), int(started["start_ticks"] or 0)
+            kept.pid, kept.start_ticks = started
         return kept
 
     def save_lease_clock(self, boot_id: str, renewed_ms: int, timeout_ms: int) -> None:

@@ -18,6 +18,7 @@ from crater_agent.environment import Host, arguments, environment, find_program,
 from crater_agent.reconcile import LeaseState
 from crater_agent.records import Record, Records, record_of
 from crater_agent.spawner import Spawner
+from crater_agent.warm import template_for
 from crater_agent.workload import Workload
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease
@@ -92,10 +93,27 @@ class ProcessRuntime:
         if self.place.identity is not None:
             who = self.place.identity
             order |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
-        answer = await self.spawner.ask(order)
+        template = template_for(lease, self.place.host, program, os.environ)
+        if template is not None:
+            order["template"] = template | {name: order[name] for name in ("uid", "gid", "groups") if name in order}
+        try:
+            answer = await self.spawner.ask(order)
+        except RuntimeFailed:
+            await self._undo(workload)
+            raise
         if "error" in answer:
             raise RuntimeFailed(answer["error"])
         workload.pid, workload.start_ticks = int(answer["pid"]), int(answer["start_ticks"] or 0)
+
+    async def _undo(self, workload: Workload) -> None:
+        """End what the spawner may have started before it went silent: an answer that is lost must not become a second copy."""
+        started = self.records.read_start(workload.allocation)
+        if started is None:
+            return
+        workload.pid, workload.start_ticks = started
+        while self.lives(workload):
+            self.kill(workload)
+            await asyncio.sleep(0.01)
 
     def _make_scratch(self, record: Record) -> str:
         path = Path(record.scratch)

@@ -30,6 +30,7 @@ class Spawner:
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._count = 0
         self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
         self.pid = 0
         self.children: dict[str, int] = {}
@@ -52,8 +53,11 @@ class Spawner:
         return found
 
     async def ask(self, message: Message) -> Message:
+        """Waits a while for a spawner that is just being replaced. Raises RuntimeFailed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._connected.wait(), START_TIMEOUT_S)
         if self._writer is None:
-            raise RuntimeFailed("the spawner is not connected")
+            raise RuntimeFailed("the spawner is not connected", again=1)
         self._count += 1
         number = self._count
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -62,7 +66,7 @@ class Spawner:
         try:
             return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise RuntimeFailed("the spawner did not answer") from None
+            raise RuntimeFailed("the spawner did not answer", again=1) from None
         finally:
             self._answers.pop(number, None)
 
@@ -96,6 +100,7 @@ class Spawner:
         finally:
             os.close(directory)
         self._listening = asyncio.create_task(self._listen(reader))
+        self._connected.set()
         return True
 
     async def _start(self) -> None:
@@ -135,9 +140,10 @@ class Spawner:
         except ConnectionError:
             pass
         self._writer = None
+        self._connected.clear()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(RuntimeFailed("the spawner is gone"))
+                answer.set_exception(RuntimeFailed("the spawner is gone", again=1))
         if self._listening is not None:
             self._on_lost()
 

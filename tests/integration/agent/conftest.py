@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from agent_harness import AgentProcess, SchedulerStandIn, stand_in, start_agent
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from agent_harness import SchedulerStandIn, as_ordinary_user, poll_until
 
 MIB = 1024**2
@@ -147,7 +146,9 @@ def test_a_task_cannot_read_what_the_agent_keeps(start, scheduler: SchedulerStan
     if os.geteuid() != 0:
         return
     agent = start(run_as="nobody")
-    scheduler.give("a", ["sh", "-c", f"id -u; touch mine && ls -n mine; cat {agent.data_dir}/lease.json; kill -0 {agent.pid}; true"])
+    scheduler.give(
+        "a", ["sh", "-c", f"id -u; touch mine && ls -n mine; cat {agent.data_dir}/lease.json; kill -0 {agent.pid}; true"]
+    )
     scheduler.final("a")
     out, err = scheduler.read_log("a").text, scheduler.read_log("a", "stderr").text
     assert out.splitlines()[0] == "65534"

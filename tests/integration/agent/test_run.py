@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-
 from agent_harness import SchedulerStandIn, poll_until
+
 from crater_core.wire.resources import GrantView
 
 
