@@ -76,12 +76,18 @@ def _fits(config: AgentConfig, found: Found, file: str) -> None:
     for number, pool in enumerate(config.resource_pools or ()):
         where = f"resource_pools[{number}]"
         if isinstance(pool, CpuPool) and pool.cores > machine.cores:
-            raise bad_value(file, f"{where}.cores", f"{pool.cores:g}", f"at most {machine.cores}, the cores of this machine")
+            raise bad_value(file, f"{where}.cores", _plain(pool.cores), f"at most {machine.cores}, the cores of this machine")
         if isinstance(pool, MemoryPool) and pool.size_bytes > machine.memory_bytes:
-            raise bad_value(file, f"{where}.size_gb", pool.size_gb, _at_most(machine.memory_bytes, "the memory of this machine"))
+            raise bad_value(
+                file, f"{where}.size_gb", _plain(pool.size_gb), _at_most(machine.memory_bytes, "the memory of this machine")
+            )
         if isinstance(pool, DiskPool) and pool.size_bytes > found.disk.total_bytes:
             what = f"the size of the file system of {pool.path}"
-            raise bad_value(file, f"{where}.size_gb", pool.size_gb, _at_most(found.disk.total_bytes, what))
+            raise bad_value(file, f"{where}.size_gb", _plain(pool.size_gb), _at_most(found.disk.total_bytes, what))
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number
 
 
 def _at_most(limit_bytes: int, what: str) -> str:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crater_agent import proctree
 from crater_agent.cgroup import Cgroups, Counters, Limits
@@ -76,7 +77,7 @@ class ProcessRuntime:
             procs_files = self._make_group(lease, record)
         except OSError as error:
             raise RuntimeFailed(f"could not prepare its place: {error.strerror}: {error.filename}", again=1) from None
-        order = {
+        order: dict[str, Any] = {
             "op": "spawn",
             "id": record.allocation,
             "dir": str(self.records.directory(record.allocation)),

@@ -30,8 +30,10 @@ from crater_agent.templates import TemplateFault, Templates
 
 PROTOCOL = 1
 SOCKET = "shim.sock"
-IDLE_LIFE_S = 20.0
+IDLE_LIFE_S = 2.0
 """How long a spawner without agent and children waits before it ends."""
+FIRST_AGENT_S = 20.0
+"""How long it waits for the agent that started it."""
 _PR_SET_CHILD_SUBREAPER = 36
 Message = dict[str, Any]
 
@@ -172,7 +174,7 @@ class Shim:
         self.agents: dict[socket.socket, bytearray] = {}
         self.quitting = False
         self.fence_at: float | None = None
-        self.alone_since = time.monotonic()
+        self.alone_since = time.monotonic() + FIRST_AGENT_S
         self.wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _noted)
@@ -221,7 +223,7 @@ class Shim:
         restartable = [child.grace_s for child in self.children.values() if child.restartable]
         if restartable and self.fence_at is not None:
             return max(0.05, self.fence_at - max(restartable) - time.monotonic())
-        return None if self.agents or self.children else IDLE_LIFE_S / 10
+        return None if self.agents or self.children else IDLE_LIFE_S / 4
 
     def _accept(self) -> None:
         connection, _ = self.listener.accept()

@@ -108,7 +108,8 @@ def drop_oldest(path: Path, bytes_max: int) -> None:
         return
     fd = os.open(path, os.O_RDWR)
     try:
-        length = status.st_size - bytes_max // 2
+        # In whole blocks: the rest of a block would stay as zeros that look like content.
+        length = (status.st_size - bytes_max // 2) // status.st_blksize * status.st_blksize
         libc = ctypes.CDLL(None, use_errno=True)
         result = libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
         if result != 0:
