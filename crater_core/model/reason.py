@@ -19,6 +19,7 @@ class ReasonCode(StrEnum):
     UNKNOWN_QUOTA_POLICY = "unknown_quota_policy"
     UNKNOWN_STRATEGY = "unknown_strategy"
     LARGER_THAN_ANY_NODE = "larger_than_any_node"
+    LARGER_THAN_CLUSTER = "larger_than_cluster"
     LARGER_THAN_QUOTA = "larger_than_quota"
     # Waiting, most useful to the person first.
     QUOTA_USED_UP = "quota_used_up"
@@ -135,6 +136,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.UNKNOWN_STRATEGY: "No strategy is called {strategy}; strategies are: {known}.",
     _C.LARGER_THAN_ANY_NODE: "No node could ever run this: it asks for {wanted} {resource}, "
     "the largest node ({node}) has {largest}.",
+    _C.LARGER_THAN_CLUSTER: "It asks for {members} members, all nodes together could run {largest} at most.",
     _C.LARGER_THAN_QUOTA: "It asks for {wanted} {resource}, more than the whole limit of quota policy {policy} ({limit}).",
     _C.QUOTA_USED_UP: "Quota policy {policy} allows {limit} {resource}; {used} are in use and this asks for {wanted}.",
     _C.NO_NODE_READY: "No node is ready ({nodes} known).",
@@ -185,6 +187,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.UNKNOWN_QUOTA_POLICY: "Use one of those names, or create the policy with `crater quotas set`.",
     _C.UNKNOWN_STRATEGY: "Use one of those names.",
     _C.LARGER_THAN_ANY_NODE: "Ask for less, or add a larger node.",
+    _C.LARGER_THAN_CLUSTER: "Ask for fewer or smaller members, or add nodes.",
     _C.LARGER_THAN_QUOTA: "Ask for less, or have an administrator raise the policy's limit.",
     _C.QUOTA_USED_UP: "Wait for a task under this policy to end; `crater quotas` shows who uses it.",
     _C.NO_NODE_READY: "Start an agent, or look at `crater nodes` for lost and cordoned ones.",

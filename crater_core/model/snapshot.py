@@ -31,6 +31,18 @@ class Settings:
     """A bound on attempts no policy can pass."""
     cycle_tasks_max: int = 10_000
     """How many queued tasks one cycle looks at."""
+    passing: str = "backfill"
+    """How later tasks may pass one that has no room: "backfill" (not if that delays it), "free" (always), "none"."""
+    reservations_max: int = 8
+    """How many blocked tasks have room kept for them at one time."""
+    hold_after_ms: int = 600_000
+    """A blocked task that has waited so long, and whose start cannot be foretold, has a node emptied for it."""
+    preempt_min_run_ms: int = 60_000
+    """A task is not preempted before it has run so long."""
+    preemptions_max: int = 3
+    """A task is not preempted more often than this."""
+    project_weights: dict[str, int] = field(default_factory=lambda: {})
+    """Thousandths; 1000 where a project is not named. Twice the weight deserves twice the share."""
     workload: tuple[TypicalRequest, ...] = ()
     """What tasks usually ask for, most frequent first: what `fragmentation_aware` keeps room for. Empty: a general mix."""
 

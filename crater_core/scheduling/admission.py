@@ -11,6 +11,7 @@ from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import TaskSpec, TaskType
 from crater_core.model.units import MILLI
+from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.fits import profile_fits
 from crater_core.scheduling.memory import memory_of
 from crater_core.scheduling.quotas import QUOTA_RESOURCES, applicable, held_of, limits_of, listed
@@ -32,7 +33,14 @@ def admit(spec: TaskSpec, snapshot: Snapshot) -> Admission:
 
     Nodes that are lost or cordoned count as known. With no node at all nothing is too large yet.
     """
-    return _valid(spec) or _names_known(spec, snapshot) or _within_nodes(spec, snapshot) or _within_quota(spec, snapshot) or _YES
+    return (
+        _valid(spec)
+        or _names_known(spec, snapshot)
+        or _within_nodes(spec, snapshot)
+        or _within_cluster(spec, snapshot)
+        or _within_quota(spec, snapshot)
+        or _YES
+    )
 
 
 _YES = Admitted()
@@ -61,8 +69,8 @@ def _valid(spec: TaskSpec) -> Refused | None:
         return _bad("command", "command is missing: a program with its arguments, or an image that has its own")
     if spec.members < 1:
         return _bad("members", f"members must be at least 1, found {spec.members}")
-    if spec.members > 1:
-        return _bad("members", f"gangs are not supported yet; members must be 1, found {spec.members}")
+    if spec.members > 1 and spec.service is not None:
+        return _bad("members", "a replica of a service is one task: ask for more replicas")
     if spec.type is TaskType.CONTROL and request.gpu is not None:
         return _bad("resources.gpu", "a control task runs on a node's control share, which has no GPU")
     return _valid_gpu(request.gpu) if request.gpu is not None else None
@@ -98,6 +106,20 @@ def _names_known(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
         reason = Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=spec.strategy, known=listed(STRATEGIES))
         return Refused(reason, "strategy")
     return None
+
+
+def _within_cluster(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
+    """A gang has to fit the empty cluster. Nodes of the wrong kind hold no member; with none of the right kind it may wait."""
+    if spec.members == 1 or not snapshot.nodes:
+        return None
+    shape, most = shape_of(spec, snapshot.settings), 0
+    for node in snapshot.nodes.values():
+        most += copies_on_empty(shape, node) if profile_fits(shape, node) else 0
+        if most >= spec.members:
+            return None
+    if not most:
+        return None
+    return Refused(Reason.of(ReasonCode.LARGER_THAN_CLUSTER, members=spec.members, largest=most), "members")
 
 
 def _within_quota(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:

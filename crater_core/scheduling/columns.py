@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from crater_core.model.allocation import Allocation
+from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import GpuDevice, Node, PoolKind, SharingMode
+from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.units import MILLI
 
@@ -18,6 +19,7 @@ BoolArray = NDArray[np.bool_]
 
 CPU, MEMORY, DISK, PORTS, CONTROL_SLOTS, CONTROL_MEMORY = range(6)
 WIDTH = 6
+NOTHING_RUNS = 1000
 NOBODY = -1
 """No user holds the device under MPS."""
 
@@ -56,6 +58,8 @@ class Columns:
         self._profile_ids: dict[tuple[object, ...], int] = {}
         self.users: dict[str, int] = {}
         self.ports_used: list[set[int]] = []
+        self.leaving: dict[int, dict[str, int]] = {}
+        """Per row, the tasks for which allocations are being stopped there, and how many."""
         self.held: dict[str, dict[Bucket, Held]] = {}
         """Per node name, what each bucket holds there: the source of quota use."""
         self.held_in_all: dict[Bucket, Held] = {}
@@ -84,6 +88,12 @@ class Columns:
         """Thousandths of all well devices of the node."""
         self.compute_free: IntArray = np.zeros(count, np.int64)
         """Thousandths that are free on the node's well devices together."""
+        self.newest: IntArray = np.zeros(count, np.int64)
+        """When the youngest allocation of the node was made."""
+        self.lowest: IntArray = np.zeros(count, np.int64)
+        """The lowest priority that runs there; above 100 when nothing does."""
+        self.limited: IntArray = np.zeros(count, np.int64)
+        """How many allocations of the node have an end that can be foretold."""
 
     # --- keeping up with the snapshot
 
@@ -141,6 +151,7 @@ class Columns:
         self.nodes = [snapshot.nodes[name] for name in self.names]
         self.devices = [[] for _ in self.names]
         self.ports_used = [set() for _ in self.names]
+        self.leaving = {}
         self._reset(len(self.names), max((len(node.devices) for node in self.nodes), default=1) or 1)
         self.void()
         self.declarations += 1
@@ -188,13 +199,23 @@ class Columns:
         memory = [device.allocatable_memory_mib for device in devices]
         user = [NOBODY] * len(devices)
         ports: set[int] = set()
+        newest, limited, lowest = 0, 0, NOTHING_RUNS
+        self.leaving.pop(row, None)
         for allocation in allocations:
             held = allocation.held
+            limited += foretold_end(snapshot, allocation) is not None
+            preemptor = stopped_for(allocation)
+            if preemptor is not None:
+                leaving = self.leaving.setdefault(row, {})
+                leaving[preemptor] = leaving.get(preemptor, 0) + 1
             ports.update(allocation.ports)
             if allocation.control:
                 free[CONTROL_SLOTS] -= 1
                 free[CONTROL_MEMORY] -= held.memory_bytes
                 continue
+            newest = max(newest, allocation.assigned_at_ms)
+            task = snapshot.tasks.get(allocation.task)
+            lowest = min(lowest, task.spec.priority if task else NOTHING_RUNS)
             free[CPU] -= held.cpu_milli
             free[MEMORY] -= held.memory_bytes
             free[DISK] -= held.disk_bytes
@@ -205,10 +226,10 @@ class Columns:
                 compute[slot] -= grant.compute_milli
                 memory[slot] -= grant.memory_mib
                 if devices[slot].sharing is SharingMode.MPS:
-                    task = snapshot.tasks.get(allocation.task)
                     user[slot] = self.user_id(task.spec.user if task else "")
         free[PORTS] -= len(ports)
         self.ports_used[row] = ports
+        self.newest[row], self.limited[row], self.lowest[row] = newest, limited, lowest
         self.free[row] = free
         width = len(devices)
         self.compute[row], self.gpu_memory[row], self.user[row] = 0, 0, NOBODY
@@ -268,6 +289,25 @@ class Columns:
             add(self.held_in_all[bucket], amounts, -1)
             if not any(self.held_in_all[bucket]):
                 del self.held_in_all[bucket]
+
+
+def stopped_for(allocation: Allocation) -> str | None:
+    """The task to which an allocation that is being stopped gives its room."""
+    reason = allocation.reason
+    if allocation.status is not AllocationStatus.STOPPING or reason is None or reason.code is not ReasonCode.PREEMPTED:
+        return None
+    return str(reason.facts.get("by", ""))
+
+
+def foretold_end(snapshot: Snapshot, allocation: Allocation) -> int | None:
+    """When an allocation will have ended at the latest, by its task's time limit; 0 when it is being stopped already."""
+    if allocation.status is AllocationStatus.STOPPING:
+        return 0
+    task = snapshot.tasks.get(allocation.task)
+    if task is None or task.spec.time_limit_ms is None:
+        return None
+    start = allocation.started_at_ms if allocation.started_at_ms is not None else allocation.assigned_at_ms
+    return start + task.spec.time_limit_ms
 
 
 def add(total: Held, amounts: Held, sign: int = 1) -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from crater_core.model.allocation import Placement
-from crater_core.model.plan import Plan
-from crater_core.model.reason import Reason, ReasonCode, sentence
+from crater_core.model.plan import Plan, Preemption
+from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
-from crater_core.model.task import Task
 from crater_core.scheduling.columns import Held
 from crater_core.scheduling.diagnosis import why_nothing_fits
 from crater_core.scheduling.fairness import Shares
-from crater_core.scheduling.fits import Fits
+from crater_core.scheduling.fits import NEVER, Fits
+from crater_core.scheduling.keeping import Keeping
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.order import Order
+from crater_core.scheduling.preemption import choose_victims
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, held_of, listed
-from crater_core.scheduling.spread import best_spread
+from crater_core.scheduling.spread import spread_score
 from crater_core.scheduling.strategies import STRATEGIES
+from crater_core.scheduling.waiting import Waiting, backing_off
+
+_FOR_WANT_OF_ROOM = {
+    ReasonCode.NO_ROOM,
+    ReasonCode.FRAGMENTED,
+    ReasonCode.MPS_USER,
+    ReasonCode.HELD_FOR_ANOTHER,
+    ReasonCode.WAITING_FOR_GANG,
+}
 
 
 def schedule(snapshot: Snapshot, now_ms: int) -> Plan:
@@ -43,24 +52,34 @@ class Cycle:
         held = memory.columns.held_in_all
         self.ledger = Ledger(memory.columns)
         self.quotas = QuotaBook(snapshot.policies, held)
-        self.shares = Shares(memory.columns, held)
+        self.shares = Shares(memory.columns, held, snapshot.settings.project_weights)
+        self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
         self.placements: list[Placement] = []
+        self.preemptions: list[Preemption] = []
         self.waiting = Waiting()
+        self._settled: set[str] = set()
+        """Tasks that were decided before their turn."""
         self._fits: dict[int, Fits] = {}
         """By lane: hashing a shape costs more than the rest of the look-up."""
 
     def run(self) -> Plan:
+        self._preemptors_first()
         order = Order(self.memory.queue.lanes.values(), self.shares)
         for lane, start in islice(order, self.snapshot.settings.cycle_tasks_max):
-            reason = self._place(lane, lane.places[start][1])
+            task = lane.places[start][1]
+            reason = None if task in self._settled else self._place(lane, task)
             if reason is None:
                 order.advance(lane, start + 1)
-            else:
-                # Room and quota only shrink within a cycle: what holds for the first of a lane holds for those behind it.
-                self.waiting.add(lane.places[start:], reason)
+                continue
+            self._leave(lane, start, reason)
+            if self.snapshot.settings.passing == "none" and reason.code in _FOR_WANT_OF_ROOM:
+                self._leave_all_behind(order, task)
+                break
         for task in self.memory.queue.delayed.values():
             self.waiting.add([(task.queued_at_ms, task.id)], backing_off(task, self.now_ms))
-        return Plan(self.snapshot.revision, tuple(self.placements), (), self.waiting)
+        return Plan(self.snapshot.revision, tuple(self.placements), tuple(self.preemptions), self.waiting)
+
+    # --- one task
 
     def _place(self, lane: Lane, task: str) -> Reason | None:
         """Take room for the task, or say why there is none."""
@@ -68,13 +87,66 @@ class Cycle:
             return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=lane.shape.strategy, known=listed(STRATEGIES))
         fits = self._fits_of(lane)
         if not lane.control:
-            refusal = self._over_quota(lane, held_of(lane.shape.request.amounts))
+            wanted = held_of(fits.amounts if lane.members == 1 else fits.amounts.times(lane.members))
+            refusal = self._over_quota(lane, wanted)
             if refusal is not None:
                 return refusal
-        row = fits.best() if lane.service is None else best_spread(fits, self.snapshot, self.placements, lane.service)
-        if row < 0:
-            return why_nothing_fits(self.snapshot, fits)
-        return self._take(lane, fits, row, task)
+        mark, first = self.ledger.mark(), len(self.placements)
+        ends_ms = None if lane.limit_ms is None else self.now_ms + lane.limit_ms
+        for member in range(lane.members):
+            row, holder = self._find(lane, fits, task, ends_ms)
+            if row < 0:
+                reason = self._why(lane, fits, member, holder)
+                self._undo(mark, first)
+                return reason
+            self.placements.append(self.ledger.take(fits, row, task, member, ends_ms))
+        return self._charge(lane, mark, first) if not lane.control else None
+
+    def _find(self, lane: Lane, fits: Fits, task: str, ends_ms: int | None) -> tuple[int, str | None]:
+        """The best row that the task may have, or -1 with whoever keeps the rows on which it would fit."""
+        row = fits.best()
+        if row < 0 or (lane.service is None and row not in self.keeping.rows):
+            return row, None
+        score = fits.score.copy()
+        if lane.service is not None:
+            score = spread_score(fits, self.snapshot, self.placements, lane.service)
+        holder: str | None = None
+        while True:
+            row = int(score.argmax())
+            if score[row] <= NEVER:
+                return -1, holder
+            bars = self.keeping.holder_that_bars(fits, row, task, ends_ms)
+            if bars is None:
+                return row, None
+            holder = holder or bars
+            score[row] = NEVER
+
+    def _why(self, lane: Lane, fits: Fits, placed: int, holder: str | None) -> Reason:
+        if placed:
+            return Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=lane.members)
+        if holder is not None:
+            return Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder)
+        return why_nothing_fits(self.snapshot, fits)
+
+    def _charge(self, lane: Lane, mark: int, first: int) -> Reason | None:
+        """Count the placements since `first` against quota and share. A share by memory alone takes an amount of compute that
+        is known only once its device is: that may be too much after all.
+        """
+        held = _held(lane, self.placements[first:])
+        refusal = self._over_quota(lane, held) if lane.shape.shares else None
+        if refusal is not None:
+            self._undo(mark, first)
+            return refusal
+        self.quotas.take(lane.project, lane.user, lane.quota_policy, held)
+        self.shares.take(lane.project, held)
+        return None
+
+    def _undo(self, mark: int, first: int) -> None:
+        self.ledger.rollback(mark)
+        del self.placements[first:]
+
+    def _over_quota(self, lane: Lane, wanted: Held) -> Reason | None:
+        return self.quotas.refusal(lane.project, lane.user, lane.quota_policy, wanted)
 
     def _fits_of(self, lane: Lane) -> Fits:
         found = self._fits.get(id(lane))
@@ -82,68 +154,75 @@ class Cycle:
             found = self._fits[id(lane)] = self.memory.fits(lane.shape)
         return found
 
-    def _take(self, lane: Lane, fits: Fits, row: int, task: str) -> Reason | None:
-        mark = self.ledger.mark()
-        placement = self.ledger.take(fits, row, task, member=0)
-        if not lane.control:
-            held = _held(lane, placement)
-            # A share by memory alone takes an amount of compute that is known only once its device is.
-            refusal = self._over_quota(lane, held) if lane.shape.shares else None
-            if refusal is not None:
-                self.ledger.rollback(mark)
-                return refusal
-            self.quotas.take(lane.project, lane.user, lane.quota_policy, held)
-            self.shares.take(lane.project, held)
-        self.placements.append(placement)
-        return None
+    # --- what is not placed
 
-    def _over_quota(self, lane: Lane, wanted: Held) -> Reason | None:
-        return self.quotas.refusal(lane.project, lane.user, lane.quota_policy, wanted)
+    def _leave(self, lane: Lane, start: int, reason: Reason) -> None:
+        """Room and quota only shrink within a cycle: what holds for the first of a lane holds for those behind it."""
+        queued_at_ms, task = lane.places[start]
+        behind = start
+        if reason.code in _FOR_WANT_OF_ROOM and not lane.control:
+            fits = self._fits_of(lane)
+            if lane.shape.strategy == "preemptive" and lane.members == 1 and self._preempt(lane, fits, task):
+                behind += 1
+            elif self.snapshot.settings.passing == "backfill":
+                self.keeping.reserve(fits, task, lane.members, self.now_ms - queued_at_ms)
+        self._wait(lane.places[behind:], reason)
+
+    def _wait(self, places: list[Place], reason: Reason) -> None:
+        if self._settled:
+            places = [place for place in places if place[1] not in self._settled]
+        self.waiting.add(places, reason)
+
+    def _leave_all_behind(self, order: Order, holder: str) -> None:
+        for lane, start in order:
+            self._wait(lane.places[start:], Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder))
+
+    # --- preemption
+
+    def _preempt(self, lane: Lane, fits: Fits, task: str) -> bool:
+        """Stop less important tasks so that this one fits, and keep the room they leave."""
+        victims = choose_victims(self.snapshot, fits, lane.priority, self.now_ms, self.keeping.rows)
+        if victims is None:
+            return False
+        stopped = [id for victim in victims.tasks for id in sorted(self.snapshot.by_task[victim])]
+        self.preemptions += [Preemption(id, task) for id in stopped]
+        self.keeping.keep(victims.row, task)
+        self._settled.add(task)
+        self.waiting.add([_place_of(self.snapshot, task)], Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=len(stopped)))
+        return True
+
+    def _preemptors_first(self) -> None:
+        """Room that victims leave belongs to the task they were stopped for, until it has been placed."""
+        victims: dict[str, int] = {}
+        for row, leaving in self.memory.columns.leaving.items():
+            for preemptor, count in leaving.items():
+                if preemptor in self.snapshot.queued:
+                    self.keeping.keep(row, preemptor)
+                    victims[preemptor] = victims.get(preemptor, 0) + count
+        claims = set(victims) | set(self.memory.queue.preemptors.values()) & set(self.snapshot.queued)
+        for task in sorted(claims, key=lambda task: (-self.snapshot.queued[task].spec.priority, *_place_of(self.snapshot, task))):
+            lane = self.memory.queue.lane_of(task)
+            if lane is None:
+                continue
+            if self._place(lane, task) is None:
+                self.keeping.release(task)
+                self._settled.add(task)
+            elif task in victims:
+                reason = Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=victims[task])
+                self.waiting.add([_place_of(self.snapshot, task)], reason)
+                self._settled.add(task)
 
 
-class Waiting(Mapping[str, Reason]):
-    """Task id to reason. Holds whole stretches of lanes, so that a hundred thousand tasks with one reason cost little."""
-
-    def __init__(self) -> None:
-        self._stretches: list[tuple[list[Place], Reason]] = []
-        self._by_task: dict[str, Reason] | None = None
-
-    def add(self, places: list[Place], reason: Reason) -> None:
-        self._stretches.append((places, reason))
-        self._by_task = None
-
-    def __getitem__(self, task: str) -> Reason:
-        if self._by_task is None:
-            self._by_task = {name: reason for places, reason in self._stretches for _, name in places}
-        return self._by_task[task]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for places, _ in self._stretches for _, name in places)
-
-    def __len__(self) -> int:
-        return sum(len(places) for places, _ in self._stretches)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+def _place_of(snapshot: Snapshot, task: str) -> Place:
+    return snapshot.queued[task].queued_at_ms, task
 
 
-def backing_off(task: Task, now_ms: int) -> Reason:
-    before = task.reason
-    if before is None:
-        why: str | int = "it was asked to wait"
-    elif before.code is ReasonCode.BACKOFF:
-        why = before.facts.get("why", "")
-    else:
-        why = sentence(before).rstrip(".")
-    return Reason.of(ReasonCode.BACKOFF, why=why, wait_ms=task.not_before_ms - now_ms)
-
-
-def _held(lane: Lane, placement: Placement) -> Held:
-    request = lane.shape.request
+def _held(lane: Lane, placements: list[Placement]) -> Held:
+    request, count = lane.shape.request, len(placements)
     return [
-        sum(grant.compute_milli for grant in placement.grants),
-        request.cpu_milli,
-        request.memory_bytes,
-        request.disk_bytes,
-        sum(grant.memory_mib for grant in placement.grants),
+        sum(grant.compute_milli for placement in placements for grant in placement.grants),
+        request.cpu_milli * count,
+        request.memory_bytes * count,
+        request.disk_bytes * count,
+        sum(grant.memory_mib for placement in placements for grant in placement.grants),
     ]

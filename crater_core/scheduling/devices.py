@@ -12,8 +12,8 @@ from crater_core.scheduling.fits import Fits
 def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     """Slots with what to take of each. The row must fit.
 
-    Whole devices: those that cannot be shared first, so that shareable ones stay for shares. Shares: the fullest device
-    that still has room, so that others stay whole. Equals go by index.
+    Whole devices: those that cannot be shared first, so that shareable ones stay for shares. A share: the fullest device
+    that still has room, so that others stay whole, or the one that the strategy prefers. Equals go by index.
     """
     columns = fits.columns
     if fits.preferred is not None and fits.preferred[row] >= 0:
@@ -29,7 +29,9 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
         if fits.shape.shares:
             if device.sharing is SharingMode.MPS and user[slot] not in (NOBODY, fits.user):
                 continue
-            candidates.append((compute[slot], memory[slot], slot))
+            # Shares of several devices take the emptiest: then the most copies fit beside each other.
+            sign = 1 if fits.count == 1 else -1
+            candidates.append((sign * compute[slot], sign * memory[slot], slot))
         else:
             candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
     candidates.sort()

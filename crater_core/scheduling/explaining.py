@@ -10,14 +10,15 @@ from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
 from crater_core.scheduling.admission import admit
-from crater_core.scheduling.cycle import backing_off
 from crater_core.scheduling.diagnosis import rejection, why_nothing_fits
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
+from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.quotas import QuotaBook, held_of, listed
 from crater_core.scheduling.shapes import shape_of
 from crater_core.scheduling.strategies import STRATEGIES
+from crater_core.scheduling.waiting import backing_off
 
 
 def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
@@ -31,7 +32,7 @@ def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
         return _explain(snapshot, memory, task.spec, task_id, task.reason, None, now_ms)
     reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
     waits = reason or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
-    return _explain(snapshot, memory, task.spec, task_id, waits, _position(memory, task), now_ms)
+    return _explain(snapshot, memory, task.spec, task_id, waits, _position(snapshot, memory, task), now_ms)
 
 
 def explain_spec(snapshot: Snapshot, spec: TaskSpec, now_ms: int) -> Explanation:
@@ -55,7 +56,19 @@ def _why(snapshot: Snapshot, memory: Memory, spec: TaskSpec) -> Reason | None:
         if refusal is not None:
             return refusal
     fits = memory.fits(shape)
-    return why_nothing_fits(snapshot, fits) if fits.best() < 0 else None
+    if fits.best() < 0:
+        return why_nothing_fits(snapshot, fits)
+    return None if spec.members == 1 else _why_no_gang(memory, fits, spec.members)
+
+
+def _why_no_gang(memory: Memory, fits: Fits, members: int) -> Reason | None:
+    ledger, placed = Ledger(memory.columns), 0
+    mark = ledger.mark()
+    while placed < members and (row := fits.best()) >= 0:
+        ledger.take(fits, row, "", placed)
+        placed += 1
+    ledger.rollback(mark)
+    return None if placed == members else Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=members)
 
 
 def _explain(
@@ -77,11 +90,11 @@ def _candidate(snapshot: Snapshot, fits: Fits, row: int, score: int, now_ms: int
     return Candidate(name, rejection=rejection(snapshot, fits, row, now_ms))
 
 
-def _position(memory: Memory, task: Task) -> int | None:
+def _position(snapshot: Snapshot, memory: Memory, task: Task) -> int | None:
     mine = memory.queue.lane_of(task.id)
     if mine is None:
         return None
-    shares = Shares(memory.columns, memory.columns.held_in_all)
+    shares = Shares(memory.columns, memory.columns.held_in_all, snapshot.settings.project_weights)
     rank, place = (not mine.control, -mine.priority, shares.of(mine.project)), (task.queued_at_ms, task.id)
     ahead = 0
     for lane in memory.queue.lanes.values():

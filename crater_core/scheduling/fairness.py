@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import CPU, DISK, MEMORY, Bucket, Columns, Held, add
 
 PARTS = 1_000_000
 
 
 class Shares:
-    """The dominant share of each project: its largest part of the cluster's GPUs, cores, memory or disk, in millionths."""
+    """The dominant share of each project: its largest part of the cluster's GPUs, cores, memory or disk, in millionths,
+    over its weight.
+    """
 
-    def __init__(self, columns: Columns, held: Mapping[Bucket, Held]) -> None:
+    def __init__(self, columns: Columns, held: Mapping[Bucket, Held], weights: Mapping[str, int]) -> None:
+        self._weights = weights
         total = columns.total.sum(0).tolist()
         self._total = [max(1, amount) for amount in (int(columns.gpus.sum()), total[CPU], total[MEMORY], total[DISK])]
         self._held: dict[str, Held] = {}
@@ -25,6 +29,7 @@ class Shares:
         if share is None:
             held = self._held.get(project)
             share = max(h * PARTS // t for h, t in zip(held, self._total, strict=False)) if held else 0
+            share = share * MILLI // max(1, self._weights.get(project, MILLI))
             self._share[project] = share
         return share
 

@@ -37,6 +37,7 @@ class Fits:
         self.shape = shape
         self.strategy = strategy
         self.count = shape.gpu.count if shape.gpu else 0
+        self.amounts = shape.request.amounts
         self.need: IntArray = _need(shape)
         self._needs = [(column, need) for column, need in enumerate(self.need.tolist()) if need > 0]
         """Columns of which something is needed. (A node that has less than nothing of another is no worse a place.)"""

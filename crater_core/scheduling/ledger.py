@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from crater_core.model.allocation import Placement
+from crater_core.model.allocation import DeviceGrant, Placement
 from crater_core.model.node import SharingMode
 from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.devices import choose_devices
 from crater_core.scheduling.fits import Fits
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Room taken on a row in this cycle: of the columns, of device slots, and until when, where that can be foretold."""
+
+    fits: Fits
+    devices: list[tuple[int, DeviceGrant]]
+    ends_ms: int | None
 
 
 class Ledger:
@@ -16,6 +27,8 @@ class Ledger:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
+        self.taken: dict[int, list[Taken]] = defaultdict(list)
+        """What was placed in this cycle, by row."""
         self._undo: list[Callable[[], None]] = []
 
     def mark(self) -> int:
@@ -25,7 +38,7 @@ class Ledger:
         while len(self._undo) > mark:
             self._undo.pop()()
 
-    def take(self, fits: Fits, row: int, task: str, member: int) -> Placement:
+    def take(self, fits: Fits, row: int, task: str, member: int, ends_ms: int | None = None) -> Placement:
         """Place one member on a row that fits: choose devices and ports, and take them."""
         columns = self.columns
         chosen = choose_devices(fits, row) if fits.count else []
@@ -40,6 +53,7 @@ class Ledger:
                 columns.user[row, slot] = fits.user
         columns.ports_used[row].update(ports)
         columns.touch(row)
+        self.taken[row].append(Taken(fits, chosen, ends_ms))
 
         def undo() -> None:
             columns.free[row] += fits.need
@@ -50,6 +64,7 @@ class Ledger:
                 columns.user[row, slot] = user
             columns.ports_used[row].difference_update(ports)
             columns.touch(row)
+            self.taken[row].pop()
 
         self._undo.append(undo)
         return Placement(task, member, columns.names[row], tuple(grant for _, grant in chosen), ports)

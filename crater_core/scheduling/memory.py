@@ -12,6 +12,7 @@ from crater_core.model.plan import Refused
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.fits import Fits
+from crater_core.scheduling.forecast import Forecast
 from crater_core.scheduling.fragmentation import Mix
 from crater_core.scheduling.queue import Queue
 from crater_core.scheduling.shapes import Shape
@@ -20,6 +21,8 @@ from crater_core.scheduling.strategies import STRATEGIES
 CELLS_MAX = 16_000_000
 """A bound on the score columns kept (shapes times nodes): 128 MB."""
 
+FORECASTS_MAX = 64
+"""A bound on the forecasts kept, one for each shape that is first in line."""
 ANSWERS_MAX = 10_000
 """A bound on the answers of admission kept."""
 
@@ -29,6 +32,7 @@ class Memory:
         self.columns = Columns()
         self.queue = Queue()
         self._fits: dict[Shape, Fits] = {}
+        self._forecasts: dict[Shape, Forecast] = {}
         self._sizes: dict[Shape, Refused | None] = {}
         self._pools: frozenset[str] = frozenset()
         self._declarations = -1
@@ -42,6 +46,14 @@ class Memory:
             if len(self._fits) * len(self.columns.names) > CELLS_MAX:
                 self._fits.pop(next(iter(self._fits)))
         self._fits[shape] = found  # Last used goes last; the first is the one to drop.
+        return found
+
+    def forecast(self, fits: Fits) -> Forecast:
+        found = self._forecasts.get(fits.shape)
+        if found is None or found.fits is not fits:
+            if len(self._forecasts) >= FORECASTS_MAX:
+                self._forecasts.pop(next(iter(self._forecasts)))
+            found = self._forecasts[fits.shape] = Forecast(fits)
         return found
 
     def sync(self, snapshot: Snapshot) -> None:

@@ -5,23 +5,37 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 
+from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskType
 from crater_core.scheduling.shapes import Shape, shape_of
 
 Place = tuple[int, str]
 """When a task entered the queue, and its id: its order inside a lane."""
-LaneKey = tuple[int, int, str, str, str | None, str | None, int, Shape]
+LaneKey = tuple[int, int, str, str, str | None, str | None, int, int | None, Shape]
 
 
 class Lane:
-    """Tasks of one priority, project, user, quota policy, service and shape."""
+    """Tasks of one priority, project, user, quota policy, service, size, time limit and shape."""
 
-    __slots__ = ("control", "key", "members", "places", "priority", "project", "quota_policy", "service", "shape", "user")
+    __slots__ = (
+        "control",
+        "key",
+        "limit_ms",
+        "members",
+        "places",
+        "priority",
+        "project",
+        "quota_policy",
+        "service",
+        "shape",
+        "user",
+    )
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
-        control, priority, self.project, self.user, self.quota_policy, self.service, self.members, self.shape = key
+        control, priority, self.project, self.user, self.quota_policy, self.service, self.members, limit_ms, self.shape = key
+        self.limit_ms = limit_ms
         self.control, self.priority = control == 0, -priority
         self.places: list[Place] = []
 
@@ -36,6 +50,7 @@ def lane_key(task: Task, settings: Settings) -> LaneKey:
         spec.quota_policy,
         spec.service,
         spec.members,
+        spec.time_limit_ms,
         shape_of(spec, settings),
     )
 
@@ -47,6 +62,8 @@ class Queue:
         self.lanes: dict[LaneKey, Lane] = {}
         self.delayed: dict[str, Task] = {}
         """Queued, but not before a time that has not come."""
+        self.preemptors: dict[str, str] = {}
+        """Queued tasks that were stopped to make room, and for whom, as long as nothing else is said of them."""
         self._at: dict[str, tuple[Lane, Place]] = {}
         self._position = -1
         self._settings: Settings | None = None
@@ -55,7 +72,7 @@ class Queue:
     def sync(self, snapshot: Snapshot, now_ms: int) -> None:
         start = snapshot.queue_log_start
         if self._settings is not snapshot.settings or self._position < start or now_ms < self._now_ms:
-            self.lanes, self.delayed, self._at = {}, {}, {}
+            self.lanes, self.delayed, self._at, self.preemptors = {}, {}, {}, {}
             changed = list(snapshot.queued)
         else:
             due = [task.id for task in self.delayed.values() if task.not_before_ms <= now_ms]
@@ -76,9 +93,12 @@ class Queue:
                 lane, place = self._at.pop(name)
                 leaving[lane].add(place)
             self.delayed.pop(name, None)
+            self.preemptors.pop(name, None)
             task = snapshot.queued.get(name)
             if task is None:
                 continue
+            if task.reason is not None and task.reason.code is ReasonCode.PREEMPTED:
+                self.preemptors[name] = str(task.reason.facts.get("by", ""))
             if task.not_before_ms > now_ms:
                 self.delayed[name] = task
                 continue

@@ -7,23 +7,21 @@ from collections.abc import Sequence
 
 from crater_core.model.allocation import AllocationStatus, Placement
 from crater_core.model.snapshot import Snapshot
+from crater_core.scheduling.columns import IntArray
 from crater_core.scheduling.fits import NEVER, Fits
 
 CROWDED = 1 << 30
 """Taken off a node's score for each replica it has: more than any strategy gives."""
 
 
-def best_spread(fits: Fits, snapshot: Snapshot, placements: Sequence[Placement], service: str) -> int:
-    """The best row among those with the fewest replicas; -1 when none fits."""
-    row = fits.best()
-    if row < 0:
-        return row
+def spread_score(fits: Fits, snapshot: Snapshot, placements: Sequence[Placement], service: str) -> IntArray:
+    """The scores, less so much for each replica that a node with fewer always comes first."""
     score = fits.score.copy()
     for name, replicas in replicas_by_node(snapshot, placements, service).items():
         at = fits.columns.row_of.get(name)
         if at is not None and score[at] > NEVER:
             score[at] -= CROWDED * replicas
-    return int(score.argmax())
+    return score
 
 
 def replicas_by_node(snapshot: Snapshot, placements: Sequence[Placement], service: str) -> Counter[str]:

@@ -1,0 +1,11 @@
+"""Replays a trace through the real admission, scheduling and lifecycle functions on a virtual clock."""
+
+from crater_core.simulation.fill import Fill as Fill
+from crater_core.simulation.fill import fill as fill
+from crater_core.simulation.fill import inflated as inflated
+from crater_core.simulation.replay import Outcome as Outcome
+from crater_core.simulation.replay import simulate as simulate
+from crater_core.simulation.traces import Arrival as Arrival
+from crater_core.simulation.traces import Trace as Trace
+from crater_core.simulation.traces import read_jobs as read_jobs
+from crater_core.simulation.traces import read_openb as read_openb

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from crater_core.scheduling.strategies.best_fit import BestFit
 from crater_core.scheduling.strategies.fragmentation_aware import FragmentationAware
 from crater_core.scheduling.strategies.load_balance import LoadBalance
+from crater_core.scheduling.strategies.preemptive import Preemptive
 
 if TYPE_CHECKING:
     from crater_core.scheduling.columns import BoolArray, IntArray
@@ -22,5 +23,6 @@ class Strategy(Protocol):
 STRATEGIES: dict[str, Strategy] = {
     "best_fit": BestFit(),
     "load_balance": LoadBalance(),
+    "preemptive": Preemptive(),
     "fragmentation_aware": FragmentationAware(),
 }

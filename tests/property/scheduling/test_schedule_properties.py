@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from crater_core.model.plan import Admitted, Plan
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.resources import NOTHING, Amounts
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Task
+from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import STRATEGIES, admit, explain, quota_use, schedule
 
 SHARING = st.sampled_from([SharingMode.EXCLUSIVE, SharingMode.MPS, SharingMode.TIME_SLICE, SharingMode.MIG])
@@ -59,6 +59,7 @@ def tasks(draw: st.DrawFn, id: str) -> Task:
         "service": draw(st.sampled_from([None, None, "svc"])),
         "image": draw(st.sampled_from([None, None, "busybox"])),
         "strategy": draw(st.sampled_from([None, *STRATEGIES])),
+        "time_limit_ms": draw(st.sampled_from([None, 50, 500])),
     }
     match kind:
         case "whole":
@@ -71,6 +72,8 @@ def tasks(draw: st.DrawFn, id: str) -> Task:
             spec |= {"type": "control"}
         case _:
             pass
+    if kind != "control" and spec["service"] is None:
+        spec["members"] = draw(st.sampled_from([1, 1, 2, 3]))
     return a_task(id, **spec)
 
 
@@ -88,6 +91,8 @@ def clusters(draw: st.DrawFn) -> tuple[list[Node], list[Task], list[QuotaPolicy]
     )
 
 
+EAGER = Settings(hold_after_ms=5, preempt_min_run_ms=0)
+"""Holds and preemptions happen within the few milliseconds of these stories."""
 Cluster = tuple[list[Node], list[Task], list[QuotaPolicy]]
 
 
@@ -121,8 +126,8 @@ def test_no_quota_is_passed(cluster: Cluster) -> None:
 def test_every_queued_task_is_placed_or_has_a_reason(cluster: Cluster) -> None:
     snapshot = a_snapshot(*cluster)
     plan = planned(snapshot)
-    placed = [placement.task for placement in plan.placements]
-    assert len(placed) == len(set(placed))
+    placed = Counter(placement.task for placement in plan.placements)
+    assert all(count == snapshot.tasks[task].spec.members for task, count in placed.items()), "a gang starts whole"
     assert set(placed) | set(plan.waiting) == set(snapshot.queued)
     assert not set(placed) & set(plan.waiting)
 
@@ -148,17 +153,18 @@ def test_a_plan_checked_again_on_the_same_snapshot_is_the_same(cluster: Cluster)
 @given(clusters(), st.data())
 def test_remembered_columns_give_the_plans_of_fresh_ones(cluster: Cluster, data: st.DataObject) -> None:
     """A long life with one memory: nodes and tasks come, change and go, and every plan equals one made from nothing."""
-    snapshot = a_snapshot(*cluster)
+    snapshot = a_snapshot(*cluster, settings=EAGER)
     for step in range(data.draw(st.integers(1, 4))):
         now_ms = data.draw(st.integers(0, 200))
         plan = planned(snapshot, now_ms)
-        fresh = a_snapshot(snapshot.nodes.values(), snapshot.tasks.values(), snapshot.policies.values())
+        nodes_now, tasks_now = snapshot.nodes.values(), snapshot.tasks.values()
+        fresh = a_snapshot(nodes_now, tasks_now, snapshot.policies.values(), settings=EAGER)
         fresh.advance(snapshot.allocations.values())
         assert planned(fresh, now_ms) == plan
         for task in snapshot.queued:
             assert explain(fresh, task, now_ms) == explain(snapshot, task, now_ms)
         if data.draw(st.booleans()):
-            commit(snapshot, plan)
+            commit(snapshot, plan, now_ms)
         for task in data.draw(st.sets(st.sampled_from(sorted(snapshot.by_task) or [""]))) - {""}:
             end(snapshot, task)
         changed = [data.draw(nodes(f"n{i}")) for i in data.draw(st.sets(st.integers(0, 5), max_size=2))]
@@ -200,4 +206,25 @@ def test_use_of_a_policy_is_the_sum_of_what_live_allocations_hold(cluster: Clust
 @given(clusters(), st.integers(1, 5))
 def test_a_bounded_cycle_leaves_the_rest_unlooked_at(cluster: Cluster, bound: int) -> None:
     snapshot = a_snapshot(*cluster, settings=Settings(cycle_tasks_max=bound))
-    assert len(planned(snapshot).placements) <= bound
+    assert len({placement.task for placement in planned(snapshot).placements}) <= bound
+
+
+@given(clusters(), st.data())
+def test_a_preemption_names_live_less_important_tasks_and_no_victim_too_many(cluster: Cluster, data: st.DataObject) -> None:
+    snapshot = a_snapshot(*cluster, settings=EAGER)
+    commit(snapshot, planned(snapshot), 10)
+    urgent = replace(data.draw(tasks("urgent")), queued_at_ms=11)
+    urgent = replace(urgent, spec=replace(urgent.spec, priority=100, strategy="preemptive", members=1, quota_policy=None))
+    snapshot.advance([urgent])
+    plan = planned(snapshot, 200)
+    victims = {
+        snapshot.allocations[preemption.victim].task for preemption in plan.preemptions if preemption.preemptor == "urgent"
+    }
+    assert all(snapshot.tasks[victim].spec.priority < 100 for victim in victims)
+    for spared in victims:
+        without = a_snapshot(snapshot.nodes.values(), snapshot.tasks.values(), settings=Settings(passing="free"))
+        without.advance(snapshot.allocations.values())
+        for victim in victims - {spared}:
+            end(without, victim)
+        without.advance([replace(task, status=TaskStatus.CANCELLED) for task in without.queued.values() if task.id != "urgent"])
+        assert planned(without, 11).placements == (), "without one of them it would not fit"

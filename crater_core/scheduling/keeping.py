@@ -1,0 +1,103 @@
+"""Room that is kept: for a blocked task until it can start, and for one whose victims are being stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crater_core.model.snapshot import Snapshot
+from crater_core.scheduling.capacity import copies_on_empty
+from crater_core.scheduling.columns import IntArray
+from crater_core.scheduling.fits import TOO_MUCH, Fits
+from crater_core.scheduling.forecast import UNKNOWN, ready_at
+from crater_core.scheduling.ledger import Ledger
+from crater_core.scheduling.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nobody else may take room on the row, unless `fits` still fits there at `until_ms`."""
+
+    holder: str
+    fits: Fits | None = None
+    until_ms: int = UNKNOWN
+
+
+class Keeping:
+    """Rows that are kept in this cycle, and for whom."""
+
+    def __init__(self, snapshot: Snapshot, memory: Memory, ledger: Ledger, now_ms: int) -> None:
+        self._snapshot = snapshot
+        self._memory = memory
+        self._ledger = ledger
+        self._now_ms = now_ms
+        self.rows: dict[int, Keep] = {}
+        self.reservations = 0
+
+    def keep(self, row: int, holder: str) -> None:
+        """Until the holder has been placed."""
+        self.rows.setdefault(row, Keep(holder))
+
+    def release(self, holder: str) -> None:
+        self.rows = {row: keep for row, keep in self.rows.items() if keep.holder != holder}
+
+    def reserve(self, fits: Fits, task: str, members: int, waited_ms: int) -> None:
+        """Keep room for a blocked task.
+
+        The node on which it can start first, when that can be foretold: others may use it if they are gone by then. Otherwise,
+        once it has waited for `hold_after_ms`, the node whose youngest task is the oldest: nothing new starts there, so the
+        choice stays until it is empty, and the task starts at the latest when those that ran there at that time have ended.
+        """
+        settings = self._snapshot.settings
+        if self.reservations >= settings.reservations_max:
+            return
+        if members == 1:
+            ready = self._memory.forecast(fits).refresh(self._snapshot, self._ledger).copy()
+            ready[list(self.rows)] = UNKNOWN
+            row = int(ready.argmin()) if len(ready) else 0
+            if len(ready) and ready[row] < UNKNOWN:
+                self.rows[row] = Keep(task, fits, int(ready[row]))
+                self.reservations += 1
+                return
+        if waited_ms >= settings.hold_after_ms:
+            self.reservations += self._hold(fits, task, members)
+
+    def _hold(self, fits: Fits, task: str, members: int) -> bool:
+        """Enough nodes for all members, were they empty."""
+        held: list[int] = []
+        copies = 0
+        for row in self._oldest_first(fits):
+            if row in self.rows:
+                continue
+            here = copies_on_empty(fits.shape, fits.columns.nodes[row])
+            if here:
+                held.append(row)
+                copies += here
+            if copies >= members:
+                self.rows.update({row: Keep(task) for row in held})
+                return True
+        return False
+
+    def _oldest_first(self, fits: Fits) -> list[int]:
+        columns = fits.columns
+        eligible: IntArray = np.flatnonzero(fits.profile_ok[columns.profile])
+        if fits.count:
+            eligible = eligible[(fits.device_compute[columns.kind[eligible]] < TOO_MUCH).sum(1) >= fits.count]
+        rows: list[int] = eligible[np.argsort(columns.newest[eligible], kind="stable")].tolist()
+        return rows
+
+    def holder_that_bars(self, fits: Fits, row: int, task: str, ends_ms: int | None) -> str | None:
+        """Who keeps the task off this row, on which it fits; None when it may have it."""
+        keep = self.rows.get(row)
+        if keep is None or keep.holder == task or fits.shape.control:
+            return None
+        if keep.fits is None:
+            return keep.holder
+        if ends_ms is not None and ends_ms <= keep.until_ms:
+            return None
+        mark = self._ledger.mark()
+        self._ledger.take(fits, row, task, 0, ends_ms)
+        still = ready_at(self._snapshot, keep.fits, row, self._ledger) <= keep.until_ms
+        self._ledger.rollback(mark)
+        return None if still else keep.holder
