@@ -1,0 +1,132 @@
+"""Real discovery by the real pynvml, on a library with NVML's symbols that a file steers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nvml
+from agent_harness import SchedulerStandIn, poll_until
+from crater_core.wire.resources import GrantView
+
+SCRIPT = """
+import dataclasses, json
+from crater_agent.nvml import Nvml
+door = Nvml()
+found = door.discover()
+samples = door.sample(tuple(gpu.uuid for gpu in found.gpus))
+door.close()
+print(json.dumps([dataclasses.asdict(found), [dataclasses.asdict(sample) for sample in samples]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+def _discover(library: Path, tmp_path: Path, *lines: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    nvml.write(tmp_path / "gpus", lines)
+    env = {**nvml.environ(library, tmp_path / "gpus"), "PYTHONPATH": ":".join(sys.path)}
+    answer = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True)
+    found, samples = json.loads(answer.stdout)
+    return found, samples
+
+
+def test_gpus_are_counted_in_pci_order_with_their_links(library: Path, tmp_path: Path):
+    found, samples = _discover(
+        library,
+        tmp_path,
+        nvml.gpu("GPU-b", bus="00000000:C1:00.0"),
+        nvml.gpu("GPU-a", bus="00000000:01:00.0", used_mib=1_000, use=93),
+        nvml.gpu("GPU-c", bus="00000001:01:00.0", milliwatt=0),
+        "link GPU-a GPU-b",
+    )
+    assert [(gpu["index"], gpu["uuid"], gpu["links"]) for gpu in found["gpus"]] == [
+        (0, "GPU-a", ["GPU-b"]),
+        (1, "GPU-b", ["GPU-a"]),
+        (2, "GPU-c", []),
+    ]
+    assert found["driver_version"] == "570.86.15"
+    assert samples[0] == {
+        "uuid": "GPU-a",
+        "use_percent": 93,
+        "memory_used_mib": 1_000,
+        "temperature_celsius": 40,
+        "power_milliwatt": 60_000,
+    }
+    assert samples[2]["power_milliwatt"] is None
+
+
+def test_mig_slices_stand_for_their_card(library: Path, tmp_path: Path):
+    found, _ = _discover(
+        library,
+        tmp_path,
+        nvml.gpu("GPU-a", mig=1),
+        "slice GPU-a MIG-1 20096 NVIDIA A100-SXM4-80GB MIG 2g.20gb",
+        "slice GPU-a MIG-2 40192 NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+    )
+    assert [(gpu["uuid"], gpu["memory_mib"], gpu["mig"], gpu["parent_uuid"]) for gpu in found["gpus"]] == [
+        ("MIG-1", 20_096, True, "GPU-a"),
+        ("MIG-2", 40_192, True, "GPU-a"),
+    ]
+
+
+def test_a_lost_card_does_not_hide_the_others(library: Path, tmp_path: Path):
+    found, _ = _discover(library, tmp_path, nvml.gpu("GPU-a", answer=15), nvml.gpu("GPU-b", bus="00000000:02:00.0"))
+    assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-b"]
+    assert "GPU 0: GPU is lost" in found["note"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "note"),
+    [
+        (["init 9"], "the NVIDIA kernel driver is not loaded"),
+        (["init 4"], "no permission on the NVIDIA device files: add the agent's user to the groups video and render"),
+        (["init 999"], "NVML could not be started"),
+        ([], "the NVIDIA driver 570.86.15 is there, but shows no GPU"),
+    ],
+)
+def test_no_gpu_has_a_cause(library: Path, tmp_path: Path, lines: list[str], note: str):
+    found, _ = _discover(library, tmp_path, *lines)
+    assert (found["gpus"], note in found["note"]) == ([], True)
+
+
+def test_a_task_sees_its_own_cards_by_uuid(library: Path, place: Path, start, scheduler: SchedulerStandIn):
+    nvml.write(place / "gpus", [nvml.gpu("GPU-a"), nvml.gpu("GPU-b", bus="00000000:02:00.0", name="NVIDIA H100 PCIe")])
+    pools = [{"name": "train", "type": "gpu", "devices": [1]}]
+    environ = {**nvml.environ(library, place / "gpus"), "CUDA_VISIBLE_DEVICES": "0"}
+    sharing = {"enabled": True, "compute_mode": "time_slice", "memory_overcommit_ratio": 1.5}
+    start(environ=environ, resource_pools=pools, gpu_sharing=sharing)
+    declaration = scheduler.declaration
+    (device,) = declaration.devices
+    assert (device.uuid, device.index, device.pool, device.gpu_type) == ("GPU-b", 1, "train", "nvidia-h100")
+    assert (device.sharing.value, device.overcommit_milli, device.simulated) == ("time_slice", 1500, False)
+    assert declaration.labels == {"gpu_type": "nvidia-h100"}
+    grant = GrantView(uuid="GPU-b", index=1, compute_milli=500, memory_mib=40_000, sharing="time_slice")
+    scheduler.give(
+        "a", ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $CRATER_GPU_COMPUTE_MILLI"'], devices=[grant]
+    )
+    scheduler.final("a")
+    assert scheduler.read_log("a").text == "GPU-b PCI_BUS_ID 500\n"
+
+
+def test_mps_on_a_real_card_is_refused_for_now(library: Path, place: Path, start, scheduler: SchedulerStandIn):
+    nvml.write(place / "gpus", [nvml.gpu("GPU-a")])
+    environ = nvml.environ(library, place / "gpus")
+    agent = start(environ=environ, resource_pools=None, gpu_sharing={"enabled": True, "compute_mode": "mps"})
+    assert agent.process.wait(20) == 2
+    assert "gpu_sharing.compute_mode: found 'mps'; expected time_slice or exclusive: MPS daemons" in agent.log
+
+
+def test_without_a_driver_the_node_says_so_once_and_goes_on(library: Path, place: Path, start, scheduler: SchedulerStandIn):
+    nvml.write(place / "gpus", ["init 9"])
+    agent = start(environ=nvml.environ(library, place / "gpus"), resource_pools=None)
+    assert [note for note in scheduler.declaration.notes if "NVIDIA kernel driver is not loaded" in note]
+    poll_until(lambda: len(scheduler.heartbeats) >= 2)
+    assert agent.log.count("NVIDIA kernel driver is not loaded") == 1
