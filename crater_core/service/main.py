@@ -17,6 +17,7 @@ from crater_core.scheduling import STRATEGIES
 from crater_core.service.auth import hash_of, new_token
 from crater_core.service.config import ROLES, SchedulerConfig, load_config
 from crater_core.service.logs import start_logging
+from crater_core.service.metrics import AddressInUse
 from crater_core.service.server import serve
 
 EXIT_BAD_CONFIGURATION = 2
@@ -99,6 +100,8 @@ def _serve(config: SchedulerConfig, listener: socket.socket) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(config, listener, _ready))
+    except AddressInUse as error:
+        return _give_up(error.message, EXIT_ADDRESS_IN_USE)
     except BadConfiguration as error:
         return _give_up(error.message, EXIT_BAD_CONFIGURATION)
     except CraterError as error:

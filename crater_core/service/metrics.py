@@ -22,6 +22,10 @@ _POOL_LABELS = ("pool", "kind", "resource")
 _UNITS = {"cpu_cores": 1000, "memory_bytes": 1, "disk_bytes": 1, "gpu_devices": 1000, "gpu_memory_bytes": 1 / 1024**2}
 
 
+class AddressInUse(BadConfiguration):
+    """A port that the file names is taken."""
+
+
 class SchedulerMetrics:
     """Implements the engine's `Observer`."""
 
@@ -51,7 +55,7 @@ class SchedulerMetrics:
         try:
             self._server, _ = start_http_server(port, host, self.registry)
         except OSError as error:
-            raise BadConfiguration(
+            raise AddressInUse(
                 f"metrics cannot be served on {host}:{port}: {error.strerror}; set another metrics.port", field="metrics.port"
             ) from error
         return int(self._server.server_address[1])

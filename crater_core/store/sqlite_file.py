@@ -12,6 +12,8 @@ from crater_core.errors import StoreUnavailable
 
 BUSY_MS = 2_000
 """How long a write waits for somebody else's lock (a backup, a shell) before it counts as unavailable."""
+CHECK_BYTES_MAX = 256 * 1024**2
+"""A larger file is not read through at start; damage in it shows where it is read."""
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 APPLICATION_ID = 0x43524154
 """Marks the file as Crater's ("CRAT"), so that another program's database is not taken over by mistake."""
@@ -67,6 +69,8 @@ def _inspect(db: sqlite3.Connection, path: Path) -> int:
             file=str(path),
             schema=version,
         )
+    if path.stat().st_size > CHECK_BYTES_MAX:
+        return version
     found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
     if found != "ok":
         raise _damaged(path, found.splitlines()[0])
