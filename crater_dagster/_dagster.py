@@ -1,0 +1,164 @@
+"""The one door to Dagster's private modules, so that a new release of Dagster is a change in one file.
+
+What only a worker process needs is imported inside functions: the web server and the daemon never pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from dagster import AssetMaterialization, DagsterInstance, DagsterRun, MetadataValue
+from dagster._config import process_config as process_config
+from dagster._core.definitions.executor_definition import (
+    multiple_process_executor_requirements as multiple_process_executor_requirements,
+)
+from dagster._core.definitions.resource_annotation import TreatAsResourceParam as TreatAsResourceParam
+from dagster._core.errors import DagsterExecutionInterruptedError as DagsterExecutionInterruptedError
+from dagster._core.errors import DagsterPipesExecutionError as DagsterPipesExecutionError
+from dagster._core.events import DagsterEvent as DagsterEvent
+from dagster._core.events import DagsterEventType as DagsterEventType
+from dagster._core.events import EngineEventData as EngineEventData
+from dagster._core.execution.retries import RetryMode as RetryMode
+from dagster._core.execution.retries import get_retries_config as get_retries_config
+from dagster._core.execution.step_dependency_config import StepDependencyConfig as StepDependencyConfig
+from dagster._core.execution.step_dependency_config import get_step_dependency_config_field as get_step_dependency_config_field
+from dagster._core.execution.tags import get_tag_concurrency_limits_config as get_tag_concurrency_limits_config
+from dagster._core.executor.base import Executor as Executor
+from dagster._core.executor.init import InitExecutorContext as InitExecutorContext
+from dagster._core.executor.step_delegating import StepDelegatingExecutor as StepDelegatingExecutor
+from dagster._core.executor.step_delegating.step_handler.base import CheckStepHealthResult as CheckStepHealthResult
+from dagster._core.executor.step_delegating.step_handler.base import StepHandler as StepHandler
+from dagster._core.executor.step_delegating.step_handler.base import StepHandlerContext as StepHandlerContext
+from dagster._core.launcher.base import CheckRunHealthResult as CheckRunHealthResult
+from dagster._core.launcher.base import LaunchRunContext as LaunchRunContext
+from dagster._core.launcher.base import ResumeRunContext as ResumeRunContext
+from dagster._core.launcher.base import RunLauncher as RunLauncher
+from dagster._core.launcher.base import WorkerStatus as WorkerStatus
+from dagster._grpc.types import ExecuteStepArgs as ExecuteStepArgs
+from dagster._serdes import ConfigurableClass as ConfigurableClass
+from dagster._serdes import ConfigurableClassData as ConfigurableClassData
+from dagster._serdes import deserialize_value as deserialize_value
+from dagster._serdes import serialize_value as serialize_value
+
+FINAL_STEP_EVENTS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_FAILURE, DagsterEventType.STEP_UP_FOR_RETRY}
+
+
+def has_final_event(instance: DagsterInstance, run_id: str, step_key: str) -> bool:
+    """Whether the step's newest attempt has ended in the event log. An attempt begins when its executor launches it."""
+    of_type = {*FINAL_STEP_EVENTS, DagsterEventType.STEP_WORKER_STARTING}
+    final, cursor, more = False, None, True
+    while more:
+        page = instance.get_records_for_run(run_id, cursor, of_type=of_type)
+        for record in page.records:
+            event = record.event_log_entry.dagster_event
+            if event is not None and event.step_key == step_key:
+                final = event.event_type is not DagsterEventType.STEP_WORKER_STARTING
+        cursor, more = page.cursor, page.has_more
+    return final
+
+
+def report_step_event(
+    instance: DagsterInstance, run: DagsterRun, step_key: str | None, message: str, metadata: Mapping[str, MetadataValue]
+) -> None:
+    """One line in the run's event log that belongs to a step, or to the whole run."""
+    instance.report_engine_event(message, run, EngineEventData(metadata=dict(metadata)), step_key=step_key)
+
+
+def code_location_layer(run: DagsterRun) -> tuple[str | None, Mapping[str, Any]]:
+    """Image and container context that the run's code location declares."""
+    origin = run.job_code_origin
+    repository = origin.repository_origin if origin else None
+    return (repository.container_image, repository.container_context or {}) if repository else (None, {})
+
+
+# In a worker process
+
+
+def capture_interrupts() -> AbstractContextManager[None]:
+    """Inside, SIGTERM and SIGINT are noted, and raised where Dagster allows it."""
+    from dagster._utils.interrupts import capture_interrupts as capture
+
+    return capture()
+
+
+def execute_run(instance: DagsterInstance, run: DagsterRun, resume: bool) -> int:
+    """Drive a run to its end in this process; 1 when it failed."""
+    from dagster._cli.api import _execute_run_command_body, _resume_run_command_body
+
+    body = _resume_run_command_body if resume else _execute_run_command_body
+    return body(run.run_id, instance, lambda event: None, True)
+
+
+def is_driven_by(run: DagsterRun, executor_name: str) -> bool:
+    """Whether the run's job uses that executor. Loads the job."""
+    from dagster._utils.hosted_user_process import recon_job_from_origin
+
+    origin = run.job_code_origin
+    return origin is not None and recon_job_from_origin(origin).get_definition().executor_def.name == executor_name
+
+
+def execute_step(instance: DagsterInstance, run: DagsterRun, fields: Mapping[str, Any]) -> Iterator[DagsterEvent]:
+    """Run steps in this process. `fields` as `step_fields` gave them."""
+    from dagster._cli.api import _execute_step_command_body
+
+    assert run.job_code_origin is not None, "a run on a node has a code origin"
+    args = ExecuteStepArgs(
+        job_origin=run.job_code_origin,
+        run_id=run.run_id,
+        step_keys_to_execute=list(fields["step_keys"]),
+        retry_mode=RetryMode(fields["retry_mode"]) if fields["retry_mode"] else None,
+        known_state=deserialize_value(fields["known_state"]) if fields["known_state"] else None,
+        should_verify_step=False,
+    )
+    yield from _execute_step_command_body(args, instance, run)
+
+
+def step_fields(args: ExecuteStepArgs) -> dict[str, Any]:
+    """What a step worker needs to know; neither the instance nor the code origin, which its node has."""
+    return {
+        "run_id": args.run_id,
+        "step_keys": list(args.step_keys_to_execute or ()),
+        "retry_mode": args.retry_mode.value if args.retry_mode else None,
+        "known_state": serialize_value(args.known_state) if args.known_state else None,
+    }
+
+
+def retry_number(args: ExecuteStepArgs, step_key: str) -> int:
+    """How many attempts of the step came before this one."""
+    return args.known_state.get_retry_state().get_attempt_count(step_key) if args.known_state else 0
+
+
+def add_to_materializations(instance: DagsterInstance, metadata: Callable[[], Mapping[str, MetadataValue]]) -> None:
+    """From now on every materialization that this process reports carries `metadata()`, unless it has such figures (Pipes)."""
+    report = instance.handle_new_event
+
+    def with_metadata(event: Any, **options: Any) -> None:
+        inner = event.dagster_event
+        if inner is not None and inner.event_type is DagsterEventType.ASSET_MATERIALIZATION:
+            data = inner.event_specific_data
+            old: AssetMaterialization = data.materialization
+            if not any(name.startswith("crater/") for name in old.metadata):
+                new = old.with_metadata({**metadata(), **old.metadata})
+                event = event._replace(dagster_event=inner._replace(event_specific_data=data._replace(materialization=new)))
+        report(event, **options)
+
+    instance.handle_new_event = with_metadata  # type: ignore[method-assign]
+
+
+def flush_output() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def worker_environment_problem() -> str:
+    """Why Dagster cannot find its instance here, if it cannot."""
+    home = os.environ.get("DAGSTER_HOME", "")
+    if not home:
+        return "DAGSTER_HOME is not set; name an env_profile in the run launcher's config whose node sets it"
+    if not os.path.isdir(home):  # noqa: PTH112
+        return f"DAGSTER_HOME is {home}, which is no directory on this node"
+    return ""

@@ -1,0 +1,130 @@
+"""What a run or a step may ask of Crater, in layers: launcher < code location < executor < run tags < op tags < run config.
+
+Pure: dictionaries in, one dictionary or one checked `TaskSubmission` out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crater_core.client.bodies import body_of
+from crater_core.errors import InvalidRequest
+from crater_core.wire.tasks import TaskSubmission
+
+PREFIX = "crater/"
+RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type")
+_SHARES = ("gpu", "gpu_memory", "gpu_devices")
+_MAPPINGS = ("env", "node_labels")
+_LISTS = ("pools",)
+_OWN = ("python", "run_on")
+"""Options of the plug-in; every other one is a field of the task."""
+OPTIONS = (
+    "project",
+    "priority",
+    "pools",
+    "quota_policy",
+    "strategy",
+    "time_limit",
+    "grace",
+    "env_profile",
+    "env",
+    "image",
+    "working_dir",
+    "node_labels",
+    "resources",
+    *_OWN,
+)
+NOTES = ("failure_reason", "failed_step")
+"""Tags under `crater/` that the plug-in writes itself."""
+RUN_ON = ("control", "compute")
+
+Options = Mapping[str, Any]
+
+
+def merge(*layers: Options) -> dict[str, Any]:
+    """Later layers win, resource by resource, variable by variable. A higher layer's GPUs replace a lower layer's."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is None:
+                continue
+            if name == "resources":
+                merged[name] = _over(merged.get(name, {}), value)
+            elif name in _MAPPINGS:
+                merged[name] = {**merged.get(name, {}), **value}
+            else:
+                merged[name] = value
+    return merged
+
+
+def _over(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
+    higher = {name: value for name, value in higher.items() if value is not None}
+    kept = {} if not any(name in higher for name in _SHARES) else dict.fromkeys(_SHARES)
+    merged = {**{name: value for name, value in lower.items() if name not in kept}, **higher}
+    if not merged.get("gpu") and not merged.get("gpu_memory"):
+        # A layer below may name a default type for those that do ask for a GPU.
+        merged.pop("gpu_type", None)
+    return merged
+
+
+def from_tags(tags: Mapping[str, str]) -> dict[str, Any]:
+    """The options in `crater/...` tags. Raises InvalidRequest that names the tag."""
+    found: dict[str, Any] = {}
+    for tag, text in tags.items():
+        if not tag.startswith(PREFIX):
+            continue
+        name = tag.removeprefix(PREFIX)
+        if name in NOTES:
+            continue
+        if name not in OPTIONS:
+            raise InvalidRequest(f"{tag}: no such tag; there are {', '.join(PREFIX + one for one in OPTIONS)}", field=tag)
+        found[name] = _value(tag, name, text)
+    return found
+
+
+def _value(tag: str, name: str, text: str) -> Any:
+    if name in ("resources", *_MAPPINGS, *_LISTS):
+        try:
+            value: Any = json.loads(text)
+        except ValueError:
+            value = None
+        wanted = list if name in _LISTS else dict
+        if not isinstance(value, wanted):
+            what = "a list" if wanted is list else "an object"
+            raise InvalidRequest(f"{tag} must be {what} in JSON, found {text[:200]!r}; crater_tags(...) writes it", field=tag)
+        return value
+    if name == "priority":
+        if not text.strip().isdecimal():
+            raise InvalidRequest(f"{tag} must be a whole number from 0 to 100, found {text[:50]!r}", field=tag)
+        return int(text)
+    return text
+
+
+def to_tags(options: Options) -> dict[str, str]:
+    """As `crater/...` tags, which are texts."""
+    return {
+        PREFIX + name: json.dumps(value, sort_keys=True) if name in ("resources", *_MAPPINGS, *_LISTS) else str(value)
+        for name, value in options.items()
+        if value not in (None, {}, [], ())
+    }
+
+
+def submission(options: Options, **task: Any) -> TaskSubmission:
+    """The task that merged options stand for; `task` are its further fields. Raises InvalidRequest that names the option."""
+    own = {name: value for name, value in options.items() if name not in _OWN}
+    env = {**own.pop("env", {}), **task.pop("env", {})}
+    check_run_on(options)
+    return body_of(TaskSubmission, {**own, **task, "env": env})
+
+
+def check_run_on(options: Options) -> str:
+    wanted = str(options.get("run_on", RUN_ON[0]))
+    if wanted not in RUN_ON:
+        raise InvalidRequest(f"run_on must be one of {', '.join(RUN_ON)}, found {wanted!r}", field="run_on")
+    return wanted
+
+
+def pools_of(pool: str | Sequence[str] | None) -> list[str] | None:
+    return None if pool is None else [pool] if isinstance(pool, str) else list(pool)

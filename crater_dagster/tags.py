@@ -1,0 +1,85 @@
+"""`crater_tags(...)`: what an op or an asset asks of Crater, checked where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagster import DagsterInvalidDefinitionError
+
+from crater_core.errors import InvalidRequest
+from crater_dagster.options import pools_of, submission, to_tags
+
+Number = int | float | str
+
+
+def crater_tags(
+    *,
+    cpu: Number | None = None,
+    memory: Number | None = None,
+    disk: Number | None = None,
+    gpu: Number | None = None,
+    gpu_memory: Number | None = None,
+    gpu_devices: int | None = None,
+    gpu_type: str | Sequence[str] | None = None,
+    pool: str | Sequence[str] | None = None,
+    project: str | None = None,
+    priority: int | None = None,
+    quota_policy: str | None = None,
+    strategy: str | None = None,
+    time_limit: Number | None = None,
+    grace: Number | None = None,
+    node_labels: Mapping[str, str] | None = None,
+    env_profile: str | None = None,
+    env: Mapping[str, str] | None = None,
+    image: str | None = None,
+    python: str | None = None,
+    working_dir: str | None = None,
+    run_on: str | None = None,
+) -> dict[str, str]:
+    """Tags for `op_tags=` of an asset, `tags=` of an op or a job, or `tags=` of a run.
+
+    Amounts are written as people write them: `cpu=2`, `memory="4GiB"`, `gpu=1` for a whole device, `gpu=0.25` or
+    `gpu_memory="10GiB"` for a share of one, `time_limit="2h"`. What is not given comes from the executor's and the run
+    launcher's configuration. `env` is for plain settings: secrets belong to an `env_profile`, which stays on the node.
+    Raises DagsterInvalidDefinitionError that names the argument.
+    """
+    types = gpu_type if isinstance(gpu_type, str) or gpu_type is None else list(gpu_type)
+    resources = {
+        "cpu": cpu,
+        "memory": memory,
+        "disk": disk,
+        "gpu": gpu,
+        "gpu_memory": gpu_memory,
+        "gpu_devices": gpu_devices,
+        "gpu_type": types,
+    }
+    options = {
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "pools": pools_of(pool),
+        "project": project,
+        "priority": priority,
+        "quota_policy": quota_policy,
+        "strategy": strategy,
+        "time_limit": time_limit,
+        "grace": grace,
+        "node_labels": dict(node_labels) if node_labels else None,
+        "env_profile": env_profile,
+        "env": dict(env) if env else None,
+        "image": image,
+        "python": python,
+        "working_dir": working_dir,
+        "run_on": run_on,
+    }
+    given = {name: value for name, value in options.items() if value not in (None, {}, [])}
+    try:
+        submission(given, name="check", command=("true",))
+    except InvalidRequest as error:
+        message = error.message.removeprefix("resources.").removeprefix("resources: ")
+        message = message.replace("pools", "pool", 1) if message.startswith("pools") else message
+        raise DagsterInvalidDefinitionError(f"crater_tags: {message}{_found(error)}") from None
+    return to_tags(given)
+
+
+def _found(error: InvalidRequest) -> str:
+    found = error.fields.get("found")
+    return f" (found {found!r})" if found is not None and repr(found) not in error.message else ""

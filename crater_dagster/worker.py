@@ -1,0 +1,103 @@
+"""`python -m crater_dagster.worker run|step`: what runs on a node for Dagster. Its arguments come in its environment.
+
+Exit codes: 0 done, 1 the run or step failed, 2 it could not be begun (arguments, DAGSTER_HOME, no such run), 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+DONE, FAILED, NOT_BEGUN, INTERRUPTED = 0, 1, 2, 143
+_early: list[int] = []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _early.append(number)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ends with the exit code; whatever happened to the run is in its event log, and a sentence on stderr."""
+    # While Dagster is being imported a signal would end this process without a word in the run's log.
+    signal.signal(signal.SIGTERM, _note)
+    from crater_dagster.payload import unpack
+
+    what = (sys.argv[1:] if argv is None else argv)[:1]
+    try:
+        if what not in (["run"], ["step"]):
+            raise ValueError("usage: python -m crater_dagster.worker run|step")
+        content = unpack(os.environ)
+    except ValueError as error:
+        return _say(str(error))
+    from dagster import DagsterInstance
+
+    from crater_dagster import _dagster
+
+    problem = _dagster.worker_environment_problem()
+    if problem:
+        return _say(problem)
+    with _dagster.capture_interrupts():
+        if _early:
+            os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            with DagsterInstance.get() as instance:
+                return _work(what[0], instance, content)
+        except (KeyboardInterrupt, _dagster.DagsterExecutionInterruptedError):
+            return INTERRUPTED
+
+
+def _work(what: str, instance: Any, content: dict[str, Any]) -> int:
+    run = instance.get_run_by_id(content["run_id"])
+    if run is None:
+        return _say(f"this node's Dagster instance has no run {content['run_id']}: do all nodes share one database?")
+    return _run(instance, run, bool(content["resume"])) if what == "run" else _step(instance, run, content)
+
+
+def _say(problem: str) -> int:
+    sys.stderr.write(f"crater_dagster.worker: {problem}\n")
+    return NOT_BEGUN
+
+
+def _attempt() -> int:
+    """Of this task: above 1 when an earlier one was lost or preempted, and this one takes its place."""
+    return int(os.environ.get("CRATER_ATTEMPT", "1"))
+
+
+def _run(instance: Any, run: Any, resume: bool) -> int:
+    from dagster import DagsterRunStatus
+
+    from crater_dagster import _dagster
+
+    if run.is_finished:
+        return DONE
+    if run.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, "The run was terminated before its worker began.")
+        return INTERRUPTED
+    if not resume and _attempt() > 1 and run.status is DagsterRunStatus.STARTED:
+        resume = _dagster.is_driven_by(run, "crater")
+    code = _dagster.execute_run(instance, run, resume)
+    after = instance.get_run_by_id(run.run_id)
+    if after is not None and after.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(after, "The run worker was interrupted.")
+        return INTERRUPTED
+    return code
+
+
+def _step(instance: Any, run: Any, content: dict[str, Any]) -> int:
+    from crater_dagster import _dagster
+    from crater_dagster.figures import own_figures
+
+    if _attempt() > 1 and all(_dagster.has_final_event(instance, run.run_id, key) for key in content["step_keys"]):
+        return DONE
+    _dagster.add_to_materializations(instance, own_figures(instance))
+    failed = False
+    for event in _dagster.execute_step(instance, run, content):
+        failed |= event.is_step_failure or event.is_step_up_for_retry
+    return FAILED if failed else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
