@@ -1,0 +1,200 @@
+"""`crater submit`: one task, from flags or from a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, out, print_json
+from crater_core.cli.show import outcome_line
+from crater_core.errors import InvalidRequest
+
+FILE_BYTES_MAX = 4 * 1024**2
+Words = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="-- COMMAND ARG...")]
+Many = list[str] | None
+
+
+def submit(
+    command: Words = None,
+    name: Annotated[str | None, typer.Option(help="What people call it; else the program's name.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="A task in YAML (- reads standard input). Flags win over it.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="2 is two whole GPUs; 0.25 is a share of one.", rich_help_panel="Compute")
+    ] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of a shared GPU: 10GiB.", rich_help_panel="Compute")] = None,
+    gpu_type: Annotated[Many, typer.Option(help="Accepted type; several times: any of them.", rich_help_panel="Compute")] = None,
+    cpu: Annotated[str | None, typer.Option(help="Cores: 8, 0.5 or 500m. Default 1.", rich_help_panel="Compute")] = None,
+    memory: Annotated[str | None, typer.Option(help="32GB, 512MiB. Default 512MiB.", rich_help_panel="Compute")] = None,
+    disk: Annotated[str | None, typer.Option(help="Scratch space: 50GB.", rich_help_panel="Compute")] = None,
+    time_limit: Annotated[str | None, typer.Option(help="Stop it after 90s, 30m, 2h.", rich_help_panel="Compute")] = None,
+    pool: Annotated[Many, typer.Option(help="Pool to take from; several times.", rich_help_panel="Where")] = None,
+    node_label: Annotated[Many, typer.Option(help="Only nodes with KEY=VALUE.", rich_help_panel="Where")] = None,
+    project: Annotated[str | None, typer.Option(help="Who is charged.", rich_help_panel="Who")] = None,
+    quota: Annotated[str | None, typer.Option(help="Quota policy, by name.", rich_help_panel="Who")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 last, 100 first, default 50.", rich_help_panel="Who")] = None,
+    group: Annotated[str | None, typer.Option(help="To list and cancel tasks together.", rich_help_panel="Who")] = None,
+    label: Annotated[Many, typer.Option(help="Your own note, KEY=VALUE.", rich_help_panel="Who")] = None,
+    env: Annotated[Many, typer.Option(help="NAME=VALUE, or NAME to pass on your own.", rich_help_panel="What it sees")] = None,
+    image: Annotated[str | None, typer.Option(help="Run it in this container image.", rich_help_panel="What it sees")] = None,
+    mount: Annotated[
+        Many,
+        typer.Option(help="/data/x:/workspace/data, read-only; with :rw at the end writable.", rich_help_panel="What it sees"),
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Path whose content is its result.", rich_help_panel="What it sees")] = None,
+    workdir: Annotated[str | None, typer.Option(help="Where it starts.", rich_help_panel="What it sees")] = None,
+    retries: Annotated[int | None, typer.Option(help="Try again this often when it fails.", min=0, max=99)] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same task.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit 1 unless it succeeded.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Like --wait, and show its output.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a task.
+
+    [bold]crater submit -- python train.py --epochs 3[/]
+
+    [bold]crater submit --gpu 1 --cpu 8 --memory 32GB --follow -- python train.py[/]
+
+    [bold]crater submit --gpu 0.25 --gpu-memory 10GiB --quota dev-quota -- python notebook.py[/]
+
+    [bold]crater submit --image pytorch:2.4 --mount /data/cifar10:/workspace/data --wait[/]
+
+    [bold]crater submit --file task.yaml --priority 80[/]
+
+    With --wait or --follow, Ctrl-C leaves the task running.
+    """
+    if as_json and follow:
+        raise InvalidRequest("--json goes with --wait; --follow prints the task's own output")
+    body = read_task_file(file) if file is not None else {}
+    resources = _given(cpu=cpu, memory=memory, disk=disk, gpu=gpu, gpu_memory=gpu_memory, gpu_type=gpu_type)
+    flags = _given(
+        name=name,
+        command=command,
+        project=project,
+        quota_policy=quota,
+        priority=priority,
+        group=group,
+        image=image,
+        output_path=output,
+        working_dir=workdir,
+        time_limit=time_limit,
+        pools=pool,
+        mounts=[_mount(text) for text in mount or ()],
+    )
+    pairs = {"labels": _pairs(label, "label"), "node_labels": _pairs(node_label, "node-label"), "env": _environment(env)}
+    body |= flags
+    for field, more in {**pairs, "resources": resources, "retry": _retry(retries)}.items():
+        if more:
+            body[field] = {**_mapping(body.get(field, {}), field), **more}
+    body.setdefault("name", _default_name(body))
+    _carry_out(body, key, wait=wait, follow=follow, as_json=as_json)
+
+
+def register(app: typer.Typer) -> None:
+    # What follows the first word that is no option belongs to the command, as with `env` and `docker run`.
+    app.command("submit", context_settings={"allow_interspersed_args": False}, rich_help_panel="Tasks")(submit)
+
+
+def _carry_out(body: dict[str, Any], key: str | None, *, wait: bool, follow: bool, as_json: bool) -> None:
+    with client(patient=wait or follow) as crater:
+        task = crater.submit(body, idempotency_key=key)
+        if not (wait or follow):
+            print_json(task) if as_json else out().print(task.id)
+            if not as_json and task.status == "queued" and task.reason is not None and task.reason.code != "not_yet_looked_at":
+                err().print(outcome_line(task))
+            return
+        note(f"{task.id} ({task.name})")
+        try:
+            if follow:
+                from crater_core.cli.logs import follow_output
+
+                follow_output(crater, task)
+            ended = crater.wait(task.id)
+        except KeyboardInterrupt:
+            detached(task.id)
+            raise typer.Exit(INTERRUPTED) from None
+    print_json(ended) if as_json else err().print(outcome_line(ended))
+    if ended.status != "succeeded":
+        raise typer.Exit(FAILED)
+
+
+def detached(task_id: str) -> None:
+    err().print(f"\nDetached; the task goes on. `crater logs -f {task_id}` follows it, `crater cancel {task_id}` ends it.")
+
+
+def read_task_file(path: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises InvalidRequest with what is wrong with it."""
+    import yaml
+
+    try:
+        text = sys.stdin.read(FILE_BYTES_MAX + 1) if path == "-" else Path(path).read_text("utf-8")
+        if len(text) > FILE_BYTES_MAX:
+            raise InvalidRequest(f"{path} is over {FILE_BYTES_MAX // 1024**2} MiB", field="file")
+        read: Any = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", field="file") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where is not None else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise InvalidRequest(f"{path} is not YAML{line}: {problem}", field="file") from None
+    if not isinstance(read, dict):
+        raise InvalidRequest(f"{path} must hold names and values, as `name: train`", field="file")
+    return cast(dict[str, Any], read)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def _mapping(value: Any, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{field} must hold names and values, found {value!r:.100}", field=field)
+    return cast(dict[str, Any], value)
+
+
+def _pairs(texts: Many, option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidRequest(f"--{option} must be KEY=VALUE, found {text!r}", field=option)
+        found[name] = value
+    return found
+
+
+def _environment(texts: Many) -> dict[str, str]:
+    import os
+
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals and name not in os.environ:
+            raise InvalidRequest(
+                f"--env {name}: there is no such variable here to pass on; give a value as {name}=VALUE", field="env"
+            )
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _mount(text: str) -> dict[str, Any]:
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source or not target or mode not in ("", "ro", "rw"):
+        raise InvalidRequest(f"--mount must be /ON/THE/NODE:/IN/THE/TASK or with :rw at the end, found {text!r}", field="mount")
+    return {"source": source, "target": target, "read_only": mode != "rw"}
+
+
+def _retry(retries: int | None) -> dict[str, Any]:
+    return {} if retries is None else {"attempts": retries + 1, "on_failure": retries > 0}
+
+
+def _default_name(body: dict[str, Any]) -> str:
+    """`train.py` for `python train.py`, else the program, else the image."""
+    words = [str(word) for word in body.get("command") or ()]
+    script = next((Path(word).name for word in words[1:] if word.endswith((".py", ".sh"))), None)
+    return (script or (Path(words[0]).name if words else "") or str(body.get("image") or "") or "task")[:200]
