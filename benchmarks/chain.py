@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def _cadence_ms(job: str, home: str) -> float:
         log: list[Any] = list(instance.all_logs(result.run_id, of_type=DagsterEventType.STEP_SUCCESS))
         times = sorted(entry.timestamp for entry in log)
     assert len(times) == chain_jobs.STEPS
-    return median([(after - before) * 1000 for before, after in zip(times, times[1:], strict=False)])
+    return median([(after - before) * 1000 for before, after in pairwise(times)])
 
 
 @contextlib.contextmanager

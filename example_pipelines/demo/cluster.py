@@ -139,9 +139,7 @@ def _agent(demo: Demo, name: str, port: int, block: tuple[int, int], *, gpu: boo
         pools.insert(0, {"name": "gpu-pool", "type": "gpu", "devices": [0]})
         config["gpu_sharing"] = {"enabled": True, "memory_overcommit_ratio": 1.2, "compute_mode": "time_slice"}
         if not demo.machine.real_gpus:
-            config["simulated_gpus"] = [
-                {"model": "Simulated 24 GB GPU", "gpu_type": "simulated", "memory": "24GiB", "count": 1}
-            ]
+            config["simulated_gpus"] = [{"model": "Simulated 24 GB GPU", "gpu_type": "simulated", "memory": "24GiB", "count": 1}]
     return config
 
 

@@ -16,10 +16,10 @@ from crater_core.client import CraterClient
 from crater_core.errors import CraterError
 from crater_core.wire.tasks import TaskView
 from example_pipelines.demo import cluster
-from example_pipelines.demo.cluster import CPU_NODE, GPU_NODE, Demo, Ports
+from example_pipelines.demo.cluster import Demo, Ports
 from example_pipelines.demo.loop import Dagster, Happened
 from example_pipelines.demo.machine import Machine, look, port_is_free
-from example_pipelines.demo.processes import DemoFailed, Interrupted, Processes, interruptible, stop_leftovers, tail
+from example_pipelines.demo.processes import DemoFailed, Interrupted, Processes, interruptible, stop_leftovers
 from example_pipelines.demo.show import Screen
 from example_pipelines.digits.files import DigitsFiles
 

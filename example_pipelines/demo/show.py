@@ -71,9 +71,13 @@ class Screen:
             self.say(who, f"check {happened.message}", "green" if happened.message.endswith("passed") else "bold red")
 
     def table(self, tasks: Sequence[TaskView]) -> None:
-        table = Table(title="What ran, as the scheduler metered it", title_justify="left", title_style="bold", header_style="bold")
+        table = Table(
+            title="What ran, as the scheduler metered it", title_justify="left", title_style="bold", header_style="bold"
+        )
         for name in COLUMNS:
-            table.add_column(name, justify="right" if name in ("waited", "ran", "GPU-hours", "core-hours") else "left", no_wrap=True)
+            table.add_column(
+                name, justify="right" if name in ("waited", "ran", "GPU-hours", "core-hours") else "left", no_wrap=True
+            )
         for task in tasks:
             cells = row(task)
             style = "" if task.status in ("succeeded", "running") else "red"
@@ -109,10 +113,7 @@ def totals(tasks: Sequence[TaskView]) -> tuple[str, str]:
 
 def devices(task: TaskView) -> str:
     """Shares of GPUs, then cores: "0.50 GPU (simulated), 0.5 cores"."""
-    parts = [
-        f"{grant.compute_milli / 1000:.2f} GPU{' (simulated)' if grant.simulated else ''}"
-        for grant in task.devices
-    ]
+    parts = [f"{grant.compute_milli / 1000:.2f} GPU{' (simulated)' if grant.simulated else ''}" for grant in task.devices]
     return ", ".join([*parts, f"{task.requested.cpu_milli / 1000:g} cores"])
 
 

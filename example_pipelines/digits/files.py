@@ -50,7 +50,7 @@ class DigitsFiles:
     def publish_model(self, written: Path) -> Path:
         """Give a trained model the name of its content and make it the current one. Equal weights are the same file."""
         path = written.with_name(f"digits-{file_sha256(written)[:16]}.pt")
-        os.replace(written, path)
+        written.replace(path)
         self.write_json("models/current", {"file": path.name})
         return path
 
@@ -73,7 +73,7 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, path)
+            Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
