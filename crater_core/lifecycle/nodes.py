@@ -31,7 +31,7 @@ def register(snapshot: Snapshot, asked: NodeRegistered, now_ms: int) -> Changes:
     if known and replace(known, registered_at_ms=now_ms, heartbeat_at_ms=now_ms) == node:
         return NO_CHANGES
     what = "registered" if known is None else "returned" if known.status is NodeStatus.LOST else "registered_again"
-    return Changes((node,), events=(_event(node, what, now_ms),))
+    return Changes((node,), events=(_event(node, what, now_ms),)) + _taken_back(snapshot, node, now_ms)
 
 
 def heard(snapshot: Snapshot, seen: NodeHeard, now_ms: int) -> Changes:
@@ -39,7 +39,12 @@ def heard(snapshot: Snapshot, seen: NodeHeard, now_ms: int) -> Changes:
     if node is None or node.status is NodeStatus.READY:
         return NO_CHANGES
     back = replace(node, status=NodeStatus.READY, heartbeat_at_ms=now_ms)
-    changes = Changes((back,), events=(_event(node, "returned", now_ms),))
+    return Changes((back,), events=(_event(node, "returned", now_ms),)) + _taken_back(snapshot, node, now_ms)
+
+
+def _taken_back(snapshot: Snapshot, node: Node, now_ms: int) -> Changes:
+    """What was left in place while the node was silent is no longer in doubt."""
+    changes = NO_CHANGES
     for allocation in snapshot.by_node.get(node.name, {}).values():
         task = snapshot.tasks[allocation.task]
         if task.reason is not None and task.reason.code is ReasonCode.NODE_LOST:
@@ -48,7 +53,10 @@ def heard(snapshot: Snapshot, seen: NodeHeard, now_ms: int) -> Changes:
 
 
 def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
-    """A node is lost. What may run again ends here as lost; what may not is left in place, to be taken back on return."""
+    """A node is lost. What may run again ends here as lost; what may not is left in place, to be taken back on return.
+
+    A node to be forgotten leaves with all that it held.
+    """
     node = snapshot.nodes[noticed.node]
     changes = NO_CHANGES
     reason = Reason.of(ReasonCode.NODE_LOST, node=node.name, silent_ms=noticed.silent_ms)
@@ -62,6 +70,8 @@ def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
         elif task.reason is None:
             kept = replace(task, reason=reason, ready=False)
             changes += Changes((kept,), events=(story(task, "node_silent", now_ms, reason),))
+    if noticed.forget and not node.cordoned:  # What an operator said of a node is kept until it is back.
+        changes += Changes(removed=((Node, node.name),), events=(_event(node, "forgotten", now_ms),))
     return changes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crater_core.errors import LeaseLost, StaleRevision
-from crater_core.lifecycle.changes import NO_CHANGES, Changes
+from crater_core.lifecycle.changes import NO_CHANGES, Changes, joined
 from crater_core.lifecycle.inputs import CancelAsked, Planned, Report, TaskSubmitted
 from crater_core.lifecycle.metering import close_record
 from crater_core.lifecycle.steps import allocation_step, task_step
@@ -37,20 +37,20 @@ def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
     plan = planned.plan
     if plan.revision != snapshot.revision:
         raise StaleRevision("the plan was made at another revision", plan=plan.revision, snapshot=snapshot.revision)
-    changes = NO_CHANGES
-    for task_id in dict.fromkeys(placement.task for placement in plan.placements):
-        members = [(p, i) for p, i in zip(plan.placements, planned.allocation_ids, strict=True) if p.task == task_id]
-        changes += _allocate(snapshot, snapshot.tasks[task_id], members, now_ms)
+    members: dict[str, list[tuple[Placement, str]]] = {}
+    for placement, allocation_id in zip(plan.placements, planned.allocation_ids, strict=True):
+        members.setdefault(placement.task, []).append((placement, allocation_id))
+    parts = [_allocate(snapshot, snapshot.tasks[task_id], placed, now_ms) for task_id, placed in members.items()]
     for preemption in plan.preemptions:
         victim = snapshot.allocations[preemption.victim]
         reason = Reason.of(ReasonCode.PREEMPTED, by=preemption.preemptor)
-        changes += stop_allocation(snapshot, victim, reason, now_ms, "preempting")
+        parts.append(stop_allocation(snapshot, victim, reason, now_ms, "preempting"))
     for task_id, reason in plan.waiting.items():
         task = snapshot.tasks[task_id]
         # Only a change of code is history: the numbers move in every cycle, and the newest are shown from the plan.
         if task.reason is None or task.reason.code is not reason.code:
-            changes += Changes((replace(task, reason=reason),), events=(story(task, "waiting", now_ms, reason),))
-    return changes
+            parts.append(Changes((replace(task, reason=reason),), events=(story(task, "waiting", now_ms, reason),)))
+    return joined(parts)
 
 
 def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str]], now_ms: int) -> Changes:

@@ -277,7 +277,7 @@ class Engine:
             batch.snapshot.scratch = None
             return
         batch.take(changes)
-        self.shown.reasons = dict(plan.waiting)
+        self.shown.reasons = plan.waiting
 
     def _remember_times(self, batch: Batch) -> None:
         """Come back to what waits for a moment: a task's backoff, a service's next replica."""

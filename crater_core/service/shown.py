@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from crater_core.lifecycle.changes import Changes
@@ -52,7 +52,7 @@ class Shown:
                 record.put(allocation)
         self.ended: OrderedDict[str, Record] = OrderedDict()
         self.events: deque[StoredEvent] = deque(maxlen=EVENTS_KEPT)
-        self.reasons: dict[str, Reason] = {}
+        self.reasons: Mapping[str, Reason] = {}
         """The newest reasons of waiting tasks: their numbers move with every cycle, and are not written."""
         self._lease_revisions: dict[str, int] = {}
         self._first_revision = loaded.revision

@@ -103,6 +103,19 @@ def test_a_silent_node_is_lost_and_its_task_runs_elsewhere(tmp_path: Path, own: 
     assert api.get("/v1/nodes/n1")["status"] == "ready"
 
 
+def test_a_node_that_stays_away_is_forgotten_with_what_it_held(tmp_path: Path, own: list[SchedulerProcess]) -> None:
+    scheduler = start_scheduler(tmp_path, **QUICK, node_forget_after="1200ms")
+    own.append(scheduler)
+    agent, api = FakeAgent(scheduler.url, "n1"), Api(scheduler.url)
+    agent.register()
+    task = api.submit(retry={"on_node_loss": False})
+    agent.report(agent.lease_of(task["id"]), "running")
+    wait_until(lambda: api.get("/v1/nodes")["nodes"] == [], 10)
+    ended = api.task(task["id"])
+    assert (ended["status"], ended["reason"]["code"]) == ("failed", "node_lost")
+    assert api.get("/v1/usage")["rows"][0]["core_hours"] > 0
+
+
 def test_a_scheduler_that_just_started_gives_every_node_its_whole_time(tmp_path: Path, own: list[SchedulerProcess]) -> None:
     scheduler = start_scheduler(tmp_path, heartbeat_interval="500ms", heartbeat_timeout="2s")
     own.append(scheduler)
