@@ -35,6 +35,7 @@ OPTION_FIELDS = {
     "env": _optional(Map(str, StringSource), "Plain variables. Secrets belong to an env_profile."),
     "image": _optional(StringSource, "A container image, for nodes that run them."),
     "python": _optional(StringSource, "The workers' Python: a program on the node's PATH, or a path. Default: python."),
+    "warm": _optional(StringSource, "on (default): workers start as forks of a process that has imported their code; off: cold."),
     "working_dir": _optional(StringSource, "The workers' working directory."),
     "node_labels": _optional(Map(str, StringSource), "Labels that a node must have."),
     "resources": _optional(AMOUNT_FIELDS, "What a task asks for where nothing else says so."),

@@ -38,6 +38,7 @@ from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
 from crater_dagster.steps import POLL_S, Key, StepTask, StepTasks
 from crater_dagster.story import last_lines
+from crater_dagster.warm import preload_of
 
 HEALTH_CHECK_S = 20
 IDLE_SLEEP_S = 0.05
@@ -253,6 +254,7 @@ class CraterStepHandler(StepHandler):
             name=step_key[:200],
             command=(options.get("python", "python"), "-m", "crater_dagster.worker", "step"),
             env=pack(step_fields(context.execute_step_args)),
+            warm_preload=preload_of(self._run, options),
             group=group_of(self._run.run_id),
             labels={
                 **self._labels,

@@ -40,6 +40,7 @@ from crater_dagster.payload import pack
 from crater_dagster.reasons import how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
 from crater_dagster.waiting import WaitingRuns
+from crater_dagster.warm import preload_of
 
 ROLE = "crater/role"
 RUN_WORKER, STEP_WORKER = "run", "step"
@@ -128,7 +129,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         compute = check_run_on(options) == "compute"
         if not compute:
             # What the options ask for is for the steps; the worker that drives them is small.
-            kept = ("project", "env_profile", "env", "image", "python", "working_dir", "grace", "node_labels")
+            kept = ("project", "env_profile", "env", "image", "python", "warm", "working_dir", "grace", "node_labels")
             options = {name: options[name] for name in kept if name in options}
             options["resources"] = {**WORKER_RESOURCES, **self._config.get("run_worker", {})}
         content = {"run_id": run.run_id, "resume": attempt > 0}
@@ -138,6 +139,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
             type="batch" if compute else "control",
             command=(options.get("python", "python"), "-m", "crater_dagster.worker", "run"),
             env=pack(content),
+            warm_preload=preload_of(run, options),
             group=group_of(run.run_id),
             labels={ROLE: RUN_WORKER, "dagster/run_id": run.run_id, "dagster/job": run.job_name[:1000]},
         )

@@ -18,7 +18,7 @@ RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_t
 _SHARES = ("gpu", "gpu_memory", "gpu_devices")
 _MAPPINGS = ("env", "node_labels")
 _LISTS = ("pools",)
-_OWN = ("python", "run_on")
+_OWN = ("python", "run_on", "warm")
 """Options of the plug-in; every other one is a field of the task."""
 OPTIONS = (
     "project",
