@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -54,6 +55,11 @@ class AgentProcess:
     def log(self) -> str:
         return self.log_file.read_text()
 
+    @property
+    def group_name(self) -> str:
+        """The level of cgroups that is this agent's own."""
+        return f"crater-{self.name}-{hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:8]}"
+
     def kill(self) -> None:
         """SIGKILL: as a crash. Its workloads go on."""
         self.process.kill()
@@ -89,7 +95,7 @@ class AgentProcess:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         for controller in Path("/sys/fs/cgroup").iterdir():
-            for group in controller.rglob(f"crater-{self.name}-*"):
+            for group in controller.rglob(self.group_name):
                 for inner in sorted(group.glob("*/"), reverse=True):
                     with contextlib.suppress(OSError):
                         inner.rmdir()

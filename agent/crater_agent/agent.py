@@ -114,7 +114,8 @@ class Agent:
             self.prober.watch(workload)
         if not any(workload.running for workload in self.workloads.values()):
             self.heard.renewed_ms = self.clock.monotonic_ms()
-        strays = await self.runtime.remove_strays(set(self.workloads))
+        strays = await self.runtime.remove_strays([workload.record for workload in self.workloads.values()])
+        self.runtime.park()
         if strays:
             log.warning("ended what carried this agent's mark and nobody wanted: %s", ", ".join(strays))
         self._dirty.set()
@@ -269,6 +270,8 @@ class Agent:
             workload.lives = False
             self._finish(workload)
             return
+        finally:
+            self.runtime.park()
         workload.phase = Phase.RUNNING
         self._report(workload, workload.progress())
         log.info("started %s (%s) as pid %d", workload.allocation, lease.name, workload.pid)

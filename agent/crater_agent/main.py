@@ -212,11 +212,13 @@ async def _serve(
         if stop_workloads:
             log.info("ending %d workload(s)", len([w for w in agent.workloads.values() if w.running]))
             await agent.stop_all(STOP_PATIENCE_S)
+            await runtime.unpark()
             await spawner.quit()
     finally:
         running = [w for w in agent.workloads.values() if w.running]
         log.info("the agent stops%s", f"; {len(running)} workload(s) go on without it" if running else "")
         await agent.drain_jobs()
+        await runtime.unpark()
         await spawner.close()
         await server.close()
         await link.close()

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crater_agent.shim import write_durably
+from crater_agent.shim import write_record
 from crater_core.wire.agents import Lease, ReportBody
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -38,8 +38,8 @@ class Record:
     memory_bytes: int = 0
     disk_bytes: int = 0
     scratch: str = ""
-    cgroup: bool = False
-    """It lives in a cgroup of ours, and the kernel holds its limits."""
+    group: str = ""
+    """Its cgroup, in which the kernel holds its limits; empty: none, its limits are watched."""
     ports: tuple[int, ...] = ()
     health: dict[str, Any] | None = None
     boot_id: str = ""
@@ -85,12 +85,13 @@ class Records:
         directory = self.directory(record.allocation)
         directory.mkdir(exist_ok=True, mode=0o700)
         (self.logs / record.allocation).mkdir(exist_ok=True, mode=0o700)
-        write_durably(str(directory), "record.json", asdict(record))
+        # Not forced to the disk: after a power cut nothing of it runs, and the scheduler knows what had begun.
+        write_record(str(directory), "record.json", asdict(record), durably=False)
 
     def finish(self, report: ReportBody) -> None:
         directory = self.directory(report.allocation)
         directory.mkdir(exist_ok=True, mode=0o700)
-        write_durably(str(directory), "final.json", report.model_dump(mode="json"))
+        write_record(str(directory), "final.json", report.model_dump(mode="json"))
 
     def mark_reported(self, allocation: str) -> None:
         directory = self.directory(allocation)
@@ -163,7 +164,7 @@ class Records:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def record_of(lease: Lease, scratch: str, cgroup: bool, boot_id: str, now_ms: int) -> Record:
+def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int) -> Record:
     return Record(
         allocation=lease.allocation,
         task=lease.task,
@@ -176,7 +177,7 @@ def record_of(lease: Lease, scratch: str, cgroup: bool, boot_id: str, now_ms: in
         memory_bytes=lease.memory_bytes,
         disk_bytes=lease.disk_bytes,
         scratch=scratch,
-        cgroup=cgroup,
+        group=group,
         ports=tuple(lease.ports),
         health=lease.health.model_dump() if lease.health else None,
         boot_id=boot_id,

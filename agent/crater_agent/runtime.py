@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import os
 import pwd
+import secrets
 import shutil
 import signal
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,10 @@ from crater_agent.warm import template_for
 from crater_agent.workload import Workload
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease
+
+log = logging.getLogger("crater.agent.runtime")
+PARKED = 2
+"""Children that wait in a cgroup for the next starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,37 @@ class ProcessRuntime:
         self.spawner = spawner
         self.cgroups = cgroups
         self._trees = proctree.Trees()
+        self._parked: deque[str] = deque()
+        self._names = itertools.count()
+        self._prefix = secrets.token_hex(3)
 
     def record(self, lease: Lease, now_ms: int) -> Record:
         scratch = str(self.place.scratch_root / lease.allocation)
-        return record_of(lease, scratch, self.cgroups is not None, self.place.boot_id, now_ms)
+        return record_of(lease, scratch, self._group_name(), self.place.boot_id, now_ms)
+
+    def _group_name(self) -> str:
+        """The one a parked child waits in, or a new one; empty without cgroups."""
+        if self.cgroups is None:
+            return ""
+        return self._parked.popleft() if self._parked else f"{self._prefix}-{next(self._names)}"
+
+    def park(self) -> None:
+        """Have children wait in cgroups of their own, so that the next starts need not wait for the kernel."""
+        while self.cgroups is not None and len(self._parked) < PARKED:
+            group = f"{self._prefix}-{next(self._names)}"
+            try:
+                procs_files = self.cgroups.create(group, Limits()).procs_files
+            except OSError as error:
+                log.warning("no cgroup could be made in advance: %s", error)
+                return
+            self.spawner.park(group, procs_files)
+            self._parked.append(group)
+
+    async def unpark(self) -> None:
+        with contextlib.suppress(RuntimeFailed):
+            await self.spawner.ask({"op": "unpark"})
+        while self._parked and self.cgroups is not None:
+            await self.clean(Record("", "", 0, group=self._parked.popleft()))
 
     async def start(self, lease: Lease, workload: Workload, lease_state: LeaseState) -> None:
         """Raises RuntimeFailed with the reason in words; nothing is left behind then."""
@@ -87,6 +122,7 @@ class ProcessRuntime:
             "cwd": working_dir,
             "stdout": str(self.records.log_file(record.allocation, "stdout")),
             "stderr": str(self.records.log_file(record.allocation, "stderr")),
+            "group": record.group,
             "procs_files": procs_files,
             "restartable": record.restartable,
             "fence_grace_ms": lease_state.fence_grace_ms(record.grace_ms),
@@ -127,7 +163,7 @@ class ProcessRuntime:
         if self.cgroups is None:
             return []
         limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes)
-        return list(self.cgroups.create(record.allocation, limits).procs_files)
+        return list(self.cgroups.create(record.group, limits).procs_files)
 
     def terminate(self, workload: Workload) -> None:
         """SIGTERM to the first process's group, when that is still the process we started."""
@@ -138,14 +174,14 @@ class ProcessRuntime:
     def kill(self, workload: Workload) -> None:
         if self._grouped(workload):
             assert self.cgroups is not None
-            self.cgroups.group(workload.allocation).kill()
+            self.cgroups.group(workload.record.group).kill()
         else:
             proctree.send(self.processes([workload])[workload.allocation], signal.SIGKILL)
 
     def lives(self, workload: Workload) -> bool:
         if self._grouped(workload):
             assert self.cgroups is not None
-            return bool(self.cgroups.group(workload.allocation).pids())
+            return bool(self.cgroups.group(workload.record.group).pids())
         return bool(self.processes([workload])[workload.allocation])
 
     def main_lives(self, workload: Workload) -> bool:
@@ -161,16 +197,16 @@ class ProcessRuntime:
         if not self._grouped(workload):
             return None
         assert self.cgroups is not None
-        return self.cgroups.group(workload.allocation).counters()
+        return self.cgroups.group(workload.record.group).counters()
 
     def _grouped(self, workload: Workload) -> bool:
-        return workload.record.cgroup and self.cgroups is not None
+        return bool(workload.record.group) and self.cgroups is not None
 
     async def clean(self, record: Record) -> bool:
         """Remove its cgroup and scratch directory; False when the kernel still held the cgroup after some tries."""
         gone = True
-        if record.cgroup and self.cgroups is not None:
-            group = self.cgroups.group(record.allocation)
+        if record.group and self.cgroups is not None:
+            group = self.cgroups.group(record.group)
             for delay_s in (0.0, 0.001, 0.005, 0.02, 0.1, 0.5):
                 await asyncio.sleep(delay_s)
                 if gone := group.remove():
@@ -179,8 +215,10 @@ class ProcessRuntime:
             await asyncio.to_thread(_remove_tree, Path(record.scratch))
         return gone
 
-    async def remove_strays(self, known: set[str]) -> list[str]:
+    async def remove_strays(self, records: Iterable[Record]) -> list[str]:
         """End and remove what carries our mark and belongs to no allocation we know; names what was found."""
+        known = {record.allocation for record in records}
+        groups = {record.group for record in records}
         strays: list[str] = []
         prefix = f"{self.place.scratch_root}/"
         for marker, process in self._trees.marked(prefix):
@@ -188,14 +226,13 @@ class ProcessRuntime:
                 strays.append(marker[len(prefix) :])
                 proctree.send([process], signal.SIGKILL)
         for name in self.cgroups.names() if self.cgroups is not None else ():
-            if name not in known:
+            if name not in groups:
                 assert self.cgroups is not None
-                strays.append(name)
                 self.cgroups.group(name).kill()
-        scratch = {path.name for path in self.place.scratch_root.iterdir()} - known
-        for name in sorted({*strays, *scratch}):
-            record = Record(name, "", 0, scratch=f"{prefix}{name}", cgroup=self.cgroups is not None)
-            await self.clean(record)
+                await self.clean(Record(name, "", 0, group=name))
+        for path in self.place.scratch_root.iterdir():
+            if path.name not in known:
+                await self.clean(Record(path.name, "", 0, scratch=str(path)))
         return sorted(set(strays))
 
 

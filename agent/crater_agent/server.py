@@ -138,7 +138,7 @@ class Server:
             stream,
             _whole(ask, "offset", 0),
             _whole(ask, "limit", CHUNK_BYTES_MAX),
-            _whole(ask, "wait", 0),
+            _seconds(ask, "wait"),
         )
         headers = {"Crater-Next-Offset": str(part.next_offset), "Crater-Complete": "true" if part.complete else "false"}
         return Answer(200, part.content, "application/octet-stream", headers)
@@ -151,6 +151,17 @@ def _whole(ask: Ask, name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise InvalidRequest(f"{name} must be a whole number from 0, found {text[:40]!r}", field=name, found=text[:40])
     return int(text)
+
+
+def _seconds(ask: Ask, name: str) -> float:
+    text = ask.query.get(name, "") or "0"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise InvalidRequest(f"{name} must be seconds from 0, found {text[:40]!r}", field=name, found=text[:40])
+    return seconds
 
 
 def _encode(answer: Answer) -> bytes:

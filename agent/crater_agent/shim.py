@@ -4,7 +4,7 @@ Started as `python -I -S shim.py DATA_DIR`, standard library only, so that a for
 the agent's data directory for one JSON object a line, and stops what may be started elsewhere when no agent renews its lease.
 """
 
-# ruff: noqa: PTH104, PTH108, PTH123, S606
+# ruff: noqa: PTH108, PTH123, S606
 # (pathlib costs the spawner memory and time; starting programs without a shell is its work)
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import json
 import os
 import selectors
@@ -28,7 +29,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 from crater_agent.templates import TemplateFault, Templates
 
-PROTOCOL = 1
+PROTOCOL = 2
 SOCKET = "shim.sock"
 IDLE_LIFE_S = 2.0
 """How long a spawner without agent and children waits before it ends."""
@@ -47,21 +48,15 @@ def start_ticks(pid: int | str) -> int | None:
         return None
 
 
-def write_durably(directory: str, name: str, content: Message) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    temporary, path = f"{directory}/{name}.new", f"{directory}/{name}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def write_record(directory: str, name: str, content: Message, durably: bool = True) -> None:
+    """One small JSON file. Torn by a power cut it does not parse, and counts as not there."""
+    fd = os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(fd, json.dumps(content).encode())
-        os.fsync(fd)
+        if durably:
+            os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(temporary, path)
-    directory_fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(directory_fd)
-    finally:
-        os.close(directory_fd)
 
 
 def _noted(number: int, frame: object) -> None:
@@ -76,6 +71,62 @@ class Child:
         self.restartable: bool = order.get("restartable", True)
         self.grace_s: float = order.get("fence_grace_ms", 0) / 1000
         self.fenced = False
+
+
+class Starting:
+    """A start whose end is not known: the pipe says why it failed, or closes when the program runs."""
+
+    def __init__(self, order: Message, why_fd: int, connection: socket.socket) -> None:
+        self.order, self.why_fd, self.connection = order, why_fd, connection
+        self.number: int | None = order.get("n")
+        self.why = b""
+
+
+class Parked:
+    """A child that has joined its cgroup and waits to be told what to become.
+
+    Joining costs the kernel ten milliseconds and more, because it waits for every processor to take notice; a task that
+    takes over a parked child does not pay for it.
+    """
+
+    def __init__(self, pid: int, orders_fd: int, why_fd: int) -> None:
+        self.pid, self.orders_fd, self.why_fd = pid, orders_fd, why_fd
+        self.ready = False
+
+    def hand_over(self, order: Message) -> bool:
+        body = json.dumps(order).encode()
+        body = len(body).to_bytes(8, "big") + body
+        try:
+            while body:
+                body = body[os.write(self.orders_fd, body) :]
+        except OSError:
+            # It acts on a whole order only, so it has done nothing.
+            return False
+        finally:
+            os.close(self.orders_fd)
+        return True
+
+
+def _parked_main(procs_files: list[str], orders_fd: int, why_fd: int, parent: int) -> None:
+    """In a parked child: join, say so, and wait. Never returns."""
+    try:
+        orders_fd, why_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (orders_fd, why_fd))
+        orders_fd, why_fd = os.dup2(orders_fd, 3, inheritable=False), os.dup2(why_fd, 4, inheritable=False)
+        # Nothing of the spawner may stay open here: its lock and its connections would outlive it.
+        os.closerange(5, 1_048_576)
+        settle(procs_files)
+        os.write(why_fd, b"\0")
+        data = b""
+        while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "big"):
+            part = os.read(orders_fd, 1 << 20)
+            if not part:
+                os._exit(0)
+            data += part
+        _child_main({**json.loads(data[8:]), "settled": True}, why_fd, parent)
+    except BaseException as error:
+        os.write(why_fd, f"{error}".encode()[:4000])
+    finally:
+        os._exit(127)
 
 
 def _child_main(order: Message, error_fd: int, parent: int) -> None:
@@ -105,21 +156,27 @@ def _step(what: str) -> Generator[None]:
         raise StepFailed(f"could not {what}: {error.strerror or error}") from None
 
 
-def take_on(order: Message, error_fd: int, parent: int) -> int:
-    """In a fresh fork: take on the workload's session, limits, files and user. Returns `error_fd` where it is then.
-
-    Raises StepFailed. Ends the process when `parent` is no longer its parent: then nobody would know of it.
-    """
+def settle(procs_files: list[str]) -> None:
+    """In a fresh fork: its own session, its cgroup, and ordinary signals."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     with _step("join the cgroup"):
-        for path in order.get("procs_files", []):
+        for path in procs_files:
             _put(path, b"0", os.O_WRONLY)
     with contextlib.suppress(OSError):
         # When the whole machine runs out of memory a workload goes before the agent does.
         _put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
+
+
+def take_on(order: Message, error_fd: int, parent: int) -> int:
+    """In a fresh fork: take on the workload's session, limits, files and user. Returns `error_fd` where it is then.
+
+    Raises StepFailed. Ends the process when `parent` is no longer its parent: then nobody would know of it.
+    """
+    if not order.get("settled"):
+        settle(order.get("procs_files", []))
     with _step("open the log files"):
         null = os.open("/dev/null", os.O_RDONLY)
         out = os.open(order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -168,6 +225,8 @@ class Shim:
     def __init__(self, data_dir: str) -> None:
         os.chdir(data_dir)
         self.children: dict[int, Child] = {}
+        self.starting: dict[int, Starting] = {}
+        self.parked: dict[str, Parked] = {}
         self.templates = Templates()
         self.selector = selectors.DefaultSelector()
         self.listener = self._listen()
@@ -181,8 +240,8 @@ class Shim:
         # The agent's Ctrl-C or log-out is not the workloads'.
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        self.selector.register(self.listener, selectors.EVENT_READ)
-        self.selector.register(self.wake_read, selectors.EVENT_READ)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.selector.register(self.wake_read, selectors.EVENT_READ, self._woken)
         # What leaves its session and loses its parent comes to us, not to init, so it can be reaped and found.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -201,17 +260,14 @@ class Shim:
     def run(self) -> None:
         while not self._done():
             for key, _ in self.selector.select(self._patience()):
-                if key.fileobj is self.listener:
-                    self._accept()
-                elif key.fileobj == self.wake_read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self.wake_read, 4096)
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
+                # One of them may have closed what the next one is about.
+                if key.fileobj in self.selector.get_map():
+                    key.data()
             self._reap()
             self._fence()
             self.templates.sweep()
         self.templates.end_all()
+        self._unpark()
         os.unlink(SOCKET)
 
     def _done(self) -> bool:
@@ -225,12 +281,16 @@ class Shim:
             return max(0.05, self.fence_at - max(restartable) - time.monotonic())
         return None if self.agents or self.children else IDLE_LIFE_S / 4
 
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+
     def _accept(self) -> None:
         connection, _ = self.listener.accept()
         # Blocking on purpose: messages are short, and an agent that does not read is an agent that is gone.
         connection.settimeout(5.0)
         self.agents[connection] = bytearray()
-        self.selector.register(connection, selectors.EVENT_READ)
+        self.selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, connection))
 
     def _read(self, connection: socket.socket) -> None:
         try:
@@ -246,7 +306,7 @@ class Shim:
             line = bytes(buffer[:end])
             del buffer[: end + 1]
             message: Message = json.loads(line)
-            answer = self._handle(message)
+            answer = self._handle(message, connection)
             if answer is not None:
                 self._send(connection, {"re": message.get("n"), **answer})
 
@@ -256,6 +316,8 @@ class Shim:
             del self.agents[connection]
             connection.close()
             self.alone_since = time.monotonic()
+            if not self.agents:
+                self._unpark()
 
     def _send(self, connection: socket.socket, message: Message) -> None:
         try:
@@ -263,10 +325,16 @@ class Shim:
         except OSError:
             self._hang_up(connection)
 
-    def _handle(self, message: Message) -> Message | None:
+    def _handle(self, message: Message, connection: socket.socket) -> Message | None:
         what = message["op"]
         if what == "spawn":
-            return self._spawn(message)
+            return self._spawn(message, connection)
+        if what == "park":
+            self._park(message["group"], message["procs_files"])
+            return None
+        if what == "unpark":
+            self._unpark()
+            return {}
         if what == "renew":
             # Of the lease: what may be started elsewhere lives no longer than this unless it is renewed again.
             self.fence_at = time.monotonic() + message["for_ms"] / 1000
@@ -279,34 +347,95 @@ class Shim:
             return {}
         return {"error": f"unknown op {what!r}"}
 
-    def _spawn(self, order: Message) -> Message:
+    def _spawn(self, order: Message, connection: socket.socket) -> Message | None:
+        """The answer, when it is known at once; else it follows when the program runs or has failed to."""
         if any(child.name == order["id"] for child in self.children.values()):
             return {"error": "it runs already"}
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        parked = self.parked.pop(order.get("group", ""), None)
+        if parked is not None:
+            self.selector.unregister(parked.why_fd)
+            if parked.ready and not order.get("template") and parked.hand_over(order):
+                self._watch(order, parked.pid, parked.why_fd, connection)
+                return None
+            self._dismiss(parked)
+        why_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
             forked = self.templates.fork(order, write_fd) if order.get("template") else None
             pid = os.fork() if forked is None else forked
         except (OSError, TemplateFault) as error:
-            os.close(read_fd)
+            os.close(why_fd)
             os.close(write_fd)
             _end_what_started(order)
             return {"error": f"could not fork: {error}"}
         if pid == 0:
             _child_main(order, write_fd, parent)
         os.close(write_fd)
-        # Ends when exec has closed the other end (it runs), or with the reason why it does not.
-        why = b""
-        while part := os.read(read_fd, 4096):
-            why += part
-        os.close(read_fd)
-        if why:
-            os.waitpid(pid, 0)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{order['dir']}/started.json")
-            return {"error": why.decode(errors="replace")}
+        self._watch({**order, "warm": forked is not None}, pid, why_fd, connection)
+        return None
+
+    def _watch(self, order: Message, pid: int, why_fd: int, connection: socket.socket) -> None:
         self.children[pid] = Child(order["id"], pid, order)
-        return {"pid": pid, "start_ticks": start_ticks(pid), "warm": forked is not None}
+        self.starting[pid] = Starting(order, why_fd, connection)
+        self.selector.register(why_fd, selectors.EVENT_READ, functools.partial(self._told, pid))
+
+    def _told(self, pid: int) -> None:
+        starting = self.starting[pid]
+        part = os.read(starting.why_fd, 4096)
+        if part:
+            starting.why += part
+            return
+        self.selector.unregister(starting.why_fd)
+        os.close(starting.why_fd)
+        del self.starting[pid]
+        if starting.why:
+            self.children.pop(pid, None)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{starting.order['dir']}/started.json")
+            answer: Message = {"error": starting.why.decode(errors="replace")}
+        else:
+            answer = {"pid": pid, "start_ticks": start_ticks(pid), "warm": starting.order.get("warm", False)}
+        if starting.connection in self.agents:
+            self._send(starting.connection, {"re": starting.number, **answer})
+
+    def _park(self, group: str, procs_files: list[str]) -> None:
+        orders_read, orders_write = os.pipe2(os.O_CLOEXEC)
+        why_read, why_write = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            for fd in (orders_read, orders_write, why_read, why_write):
+                os.close(fd)
+            return
+        if pid == 0:
+            _parked_main(procs_files, orders_read, why_write, parent)
+        os.close(orders_read)
+        os.close(why_write)
+        self.parked[group] = Parked(pid, orders_write, why_read)
+        self.selector.register(why_read, selectors.EVENT_READ, functools.partial(self._parked_said, group))
+
+    def _parked_said(self, group: str) -> None:
+        parked = self.parked[group]
+        if os.read(parked.why_fd, 4096) == b"\0":
+            parked.ready = True
+            return
+        self.selector.unregister(parked.why_fd)
+        os.close(parked.orders_fd)
+        self._dismiss(self.parked.pop(group))
+
+    def _unpark(self) -> None:
+        for parked in self.parked.values():
+            self.selector.unregister(parked.why_fd)
+            os.close(parked.orders_fd)
+            self._dismiss(parked)
+        self.parked.clear()
+
+    def _dismiss(self, parked: Parked) -> None:
+        os.close(parked.why_fd)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parked.pid, signal.SIGKILL)
+        os.waitpid(parked.pid, 0)
 
     def _reap(self) -> None:
         while True:
@@ -317,6 +446,8 @@ class Shim:
                 return
             if ended_one is None:
                 return
+            while ended_one.si_pid in self.starting:
+                self._told(ended_one.si_pid)
             child = self.children.pop(ended_one.si_pid, None)
             if child is not None and (not self.agents or child.fenced):
                 # Nobody else is here to end what it leaves behind.
@@ -334,7 +465,8 @@ class Shim:
                 "at_ms": time.time_ns() // 1_000_000,
             }
             try:
-                write_durably(child.directory, "exit.json", ended)
+                # An agent that is here writes the end down itself before it tells anybody.
+                write_record(child.directory, "exit.json", ended, durably=not self.agents)
             except OSError as error:
                 # A full disk must not cost the exit code while an agent is here to hear it.
                 sys.stderr.write(f"crater-agent spawner: exit of {child.name} not written: {error}\n")

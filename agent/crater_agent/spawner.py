@@ -75,6 +75,12 @@ class Spawner:
         if self._writer is not None:
             self._writer.write(json.dumps({"op": "renew", "for_ms": for_ms}).encode() + b"\n")
 
+    def park(self, group: str, procs_files: tuple[str, ...]) -> None:
+        """Have a child join a cgroup now and wait there for the order that names the group."""
+        if self._writer is not None:
+            message = {"op": "park", "group": group, "procs_files": list(procs_files)}
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
     async def quit(self) -> None:
         with contextlib.suppress(RuntimeFailed):
             await self.ask({"op": "quit"})

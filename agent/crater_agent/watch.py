@@ -33,11 +33,11 @@ class Watcher:
     def sample(self, workloads: Iterable[Workload], now_ms: int) -> None:
         """Bring the use of running workloads up to date."""
         running = [w for w in workloads if w.running]
-        watched = [w for w in running if not w.record.cgroup]
+        watched = [w for w in running if not w.record.group]
         found = self._runtime.processes(watched) if watched else {}
         interval_ms = max(GROUP_INTERVAL_MS, GROUP_COST_MS * len(running)) - 100
         for workload in running:
-            if workload.record.cgroup:
+            if workload.record.group:
                 if now_ms - workload.sampled_ms >= interval_ms:
                     self._from_group(workload, now_ms)
             else:

@@ -48,7 +48,7 @@ class Workload:
 
     def seen(self) -> Seen:
         record = self.record
-        watched = not record.cgroup and record.memory_bytes > 0
+        watched = not record.group and record.memory_bytes > 0
         return Seen(
             allocation=record.allocation,
             token=record.token,

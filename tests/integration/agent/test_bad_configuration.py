@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from agent_harness import agent_config
 
 CPU = {"name": "c", "type": "cpu", "cores": 1}

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import nvml
+import pytest
 from agent_harness import SchedulerStandIn, poll_until
+
 from crater_core.wire.resources import GrantView
 
 SCRIPT = """

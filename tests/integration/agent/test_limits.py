@@ -115,7 +115,7 @@ def test_a_fork_bomb_is_held_and_ended(start, scheduler: SchedulerStandIn):
     scheduler.give("a", [sys.executable, "-c", bomb], time_limit_ms=1_500, grace_ms=100, memory_bytes=4096 * MIB, cpu_milli=300)
     end = scheduler.final("a", 60)
     assert end.reason.code.value == "time_limit"
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and b"os.fork()\n    except" in _command(pid)]
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and b"os.fork()\n    except" in _command(pid)]  # noqa: PTH208
 
 
 def _command(pid: str) -> bytes:

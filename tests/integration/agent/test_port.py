@@ -8,7 +8,6 @@ import time
 
 import httpx
 import pytest
-
 from agent_harness import SchedulerStandIn, poll_until
 
 

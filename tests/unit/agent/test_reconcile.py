@@ -26,11 +26,12 @@ from crater_core.model.reason import Reason, ReasonCode
 
 WANT = Want("a", token=1)
 RUNS = Seen("a", token=1)
+RENEWED = LeaseState()
 NODE = Settings(node="n1")
 LATE = LeaseState(silent_ms=29_000, heartbeat_timeout_ms=30_000)
 
 
-def _one(want: Want | None, seen: Seen | None, now_ms: int = 1_000, lease: LeaseState = LeaseState()) -> object:
+def _one(want: Want | None, seen: Seen | None, now_ms: int = 1_000, lease: LeaseState = RENEWED) -> object:
     actions = reconcile([want] if want else [], [seen] if seen else [], now_ms, lease, NODE)
     assert len(actions) <= 1
     return actions[0] if actions else None
