@@ -8,6 +8,7 @@ from crater_core.lifecycle.inputs import (
     CancelAsked,
     Input,
     NodeCordoned,
+    NodeForgotten,
     NodeHeard,
     NodeRegistered,
     NodeSilent,
@@ -55,6 +56,8 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
             return nodes.heard(snapshot, happened, now_ms)
         case NodeSilent():
             return nodes.silent(snapshot, happened, now_ms)
+        case NodeForgotten():
+            return nodes.forget(snapshot, happened, now_ms)
         case NodeCordoned():
             return nodes.cordon(snapshot, happened, now_ms)
         case PolicySet():

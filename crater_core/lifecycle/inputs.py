@@ -55,6 +55,13 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeForgotten:
+    """A node that has been lost for so long leaves the cluster, if it holds nothing."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCordoned:
     node: str
     cordoned: bool
@@ -123,6 +130,7 @@ Input = (
     | NodeRegistered
     | NodeHeard
     | NodeSilent
+    | NodeForgotten
     | NodeCordoned
     | Report
     | PolicySet

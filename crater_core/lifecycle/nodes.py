@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
-from crater_core.lifecycle.inputs import NodeCordoned, NodeHeard, NodeRegistered, NodeSilent
+from crater_core.lifecycle.inputs import NodeCordoned, NodeForgotten, NodeHeard, NodeRegistered, NodeSilent
 from crater_core.lifecycle.tasks import end_allocation, may_run_again, story
 from crater_core.model.allocation import AllocationStatus
 from crater_core.model.history import Event
@@ -53,10 +53,7 @@ def _taken_back(snapshot: Snapshot, node: Node, now_ms: int) -> Changes:
 
 
 def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
-    """A node is lost. What may run again ends here as lost; what may not is left in place, to be taken back on return.
-
-    A node to be forgotten leaves with all that it held.
-    """
+    """A node is lost. What may run again ends here as lost; what may not is left in place, to be taken back on return."""
     node = snapshot.nodes[noticed.node]
     changes = NO_CHANGES
     reason = Reason.of(ReasonCode.NODE_LOST, node=node.name, silent_ms=noticed.silent_ms)
@@ -70,9 +67,15 @@ def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
         elif task.reason is None:
             kept = replace(task, reason=reason, ready=False)
             changes += Changes((kept,), events=(story(task, "node_silent", now_ms, reason),))
-    if noticed.forget and not node.cordoned:  # What an operator said of a node is kept until it is back.
-        changes += Changes(removed=((Node, node.name),), events=(_event(node, "forgotten", now_ms),))
     return changes
+
+
+def forget(snapshot: Snapshot, asked: NodeForgotten, now_ms: int) -> Changes:
+    """A lost node leaves when it holds nothing any more. One that is cordoned stays: what an operator said of it is kept."""
+    node = snapshot.nodes.get(asked.node)
+    if node is None or node.status is not NodeStatus.LOST or node.cordoned or snapshot.by_node.get(node.name):
+        return NO_CHANGES
+    return Changes(removed=((Node, node.name),), events=(_event(node, "forgotten", now_ms),))
 
 
 def cordon(snapshot: Snapshot, asked: NodeCordoned, now_ms: int) -> Changes:

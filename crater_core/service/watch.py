@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from crater_core.errors import CraterError
-from crater_core.lifecycle.inputs import Input, NodeSilent
+from crater_core.lifecycle.inputs import Input, NodeForgotten, NodeSilent
 from crater_core.model.node import NodeStatus
 from crater_core.service.config import HistorySettings
 from crater_core.service.engine import Engine
@@ -62,6 +62,8 @@ class Watch:
             forget = lost and silence.silent_ms > self._forget_after_ms
             if forget or (not lost and silence.silent_ms > self._timeout_ms):
                 found.append(NodeSilent(silence.node, silence.silent_ms, forget))
+            if forget:
+                found.append(NodeForgotten(silence.node))
         return found
 
     async def prune(self) -> int:
