@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.text import Text
 
 from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, out, print_json
-from crater_core.cli.show import outcome_line
+from crater_core.cli.show import clean, outcome_line
 from crater_core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from crater_core.client import CraterClient
+    from crater_core.wire.tasks import TaskView
 
 FILE_BYTES_MAX = 4 * 1024**2
 Words = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="-- COMMAND ARG...")]
@@ -104,22 +110,44 @@ def _carry_out(body: dict[str, Any], key: str | None, *, wait: bool, follow: boo
         task = crater.submit(body, idempotency_key=key)
         if not (wait or follow):
             print_json(task) if as_json else out().print(task.id)
-            if not as_json and task.status == "queued" and task.reason is not None and task.reason.code != "not_yet_looked_at":
-                err().print(outcome_line(task))
+            if not as_json:
+                Waiting()(task)
             return
         note(f"{task.id} ({task.name})")
         try:
             if follow:
                 from crater_core.cli.logs import follow_output
 
+                say_why_it_waits(crater, task)
                 follow_output(crater, task)
-            ended = crater.wait(task.id)
+            ended = crater.wait(task.id, on_change=Waiting())
         except KeyboardInterrupt:
             detached(task.id)
             raise typer.Exit(INTERRUPTED) from None
     print_json(ended) if as_json else err().print(outcome_line(ended))
     if ended.status != "succeeded":
         raise typer.Exit(FAILED)
+
+
+class Waiting:
+    """Says once for each reason why a task waits."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, task: TaskView) -> None:
+        reason = task.reason if task.status == "queued" else None
+        if reason is not None and reason.message != self._said and reason.code != "not_yet_looked_at":
+            self._said = reason.message
+            err().print(Text.assemble(("waiting: ", "yellow"), clean(reason.message), (f" {clean(reason.next_step)}", "bold")))
+
+
+def say_why_it_waits(crater: CraterClient, task: TaskView) -> None:
+    """Until it has left the queue."""
+    waiting = Waiting()
+    while task.status == "queued":
+        waiting(task)
+        task = crater.task(task.id, after=task.revision, wait_s=25.0)
 
 
 def detached(task_id: str) -> None:
@@ -168,8 +196,6 @@ def _pairs(texts: Many, option: str) -> dict[str, str]:
 
 
 def _environment(texts: Many) -> dict[str, str]:
-    import os
-
     found: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -112,7 +112,7 @@ def _where_or_why(task: TaskView) -> Text:
     if task.status == "queued":
         return Text(reason or NOTHING, style="yellow")
     if task.status in ("failed", "refused"):
-        return Text(f"{clean(task.node)}: {reason}" if task.node else reason, style="red")
+        return Text(f"exit code {task.exit_code}" if reason == "exit code" else reason, style="red")
     return Text(clean(task.node or NOTHING))
 
 

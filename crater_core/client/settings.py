@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from crater_core.errors import BadConfiguration
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8080"
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
@@ -82,11 +83,11 @@ def _endpoints(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def checked_endpoint(text: str) -> str:
     """`http://HOST:PORT` without a slash at the end; `HOST:PORT` is taken as http."""
-    address = text.strip().rstrip("/")
-    address = address if "://" in address else f"http://{address}"
+    address = text.strip()
+    address = (address if "://" in address else f"http://{address}").rstrip("/")
     try:
         parts = urlsplit(address)
-        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        right = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
     except ValueError:
         right, parts = False, urlsplit("")
     if not right or parts.query or parts.fragment or parts.username is not None or not address.isascii() or " " in address:
