@@ -61,6 +61,8 @@ class Cycle:
         """Tasks that were decided before their turn."""
         self._fits: dict[int, Fits] = {}
         """By lane: hashing a shape costs more than the rest of the look-up."""
+        self._full: dict[int, Reason] = {}
+        """By fits, once nothing fits: room only shrinks within a cycle, so the first answer stays true."""
 
     def run(self) -> Plan:
         self._preemptors_first()
@@ -126,7 +128,10 @@ class Cycle:
             return Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=lane.members)
         if holder is not None:
             return Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder)
-        return why_nothing_fits(self.snapshot, fits)
+        reason = self._full.get(id(fits))
+        if reason is None:
+            reason = self._full[id(fits)] = why_nothing_fits(self.snapshot, fits)
+        return reason
 
     def _charge(self, lane: Lane, mark: int, first: int) -> Reason | None:
         """Count the placements since `first` against quota and share. A share by memory alone takes an amount of compute that

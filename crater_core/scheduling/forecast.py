@@ -100,11 +100,13 @@ class Forecast:
         if self._generation != columns.generation:
             self._generation = columns.generation
             self.ready_at = np.full(len(columns.names), UNKNOWN, np.int64)
-            rows = range(len(columns.names))
+            rows = np.arange(len(columns.names))
         else:
-            rows = dict.fromkeys(columns.log[self._position :])
+            rows = np.array(list(dict.fromkeys(columns.log[self._position :])), np.int64)
         self._position = len(columns.log)
-        for row in rows:
+        self.ready_at[rows] = UNKNOWN
+        foretold: list[int] = rows[columns.limited[rows] > 0].tolist()
+        for row in foretold:
             self.ready_at[row] = ready_at(snapshot, self.fits, row, ledger)
         return self.ready_at
 
@@ -118,7 +120,7 @@ def ready_at(snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger) -> int:
     if fits.score[row] > NEVER:
         return 0
     taken = ledger.taken.get(row, ())
-    if not columns.limited[row] and not taken:
+    if not columns.limited[row]:
         return UNKNOWN
     room = Room(fits, row)
     ends: list[tuple[int, str, Taken | None]] = []

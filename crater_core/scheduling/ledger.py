@@ -52,6 +52,7 @@ class Ledger:
             if fits.shape.shares and columns.devices[row][slot].sharing is SharingMode.MPS:
                 columns.user[row, slot] = fits.user
         columns.ports_used[row].update(ports)
+        columns.limited[row] += ends_ms is not None
         columns.touch(row)
         self.taken[row].append(Taken(fits, chosen, ends_ms))
 
@@ -63,6 +64,7 @@ class Ledger:
                 columns.compute_free[row] += grant.compute_milli
                 columns.user[row, slot] = user
             columns.ports_used[row].difference_update(ports)
+            columns.limited[row] -= ends_ms is not None
             columns.touch(row)
             self.taken[row].pop()
 

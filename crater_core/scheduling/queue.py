@@ -40,7 +40,7 @@ class Lane:
         self.places: list[Place] = []
 
 
-def lane_key(task: Task, settings: Settings) -> LaneKey:
+def lane_key(task: Task, shape: Shape) -> LaneKey:
     spec = task.spec
     return (
         0 if spec.type is TaskType.CONTROL else 1,
@@ -51,7 +51,7 @@ def lane_key(task: Task, settings: Settings) -> LaneKey:
         spec.service,
         spec.members,
         spec.time_limit_ms,
-        shape_of(spec, settings),
+        shape,
     )
 
 
@@ -64,6 +64,8 @@ class Queue:
         """Queued, but not before a time that has not come."""
         self.preemptors: dict[str, str] = {}
         """Queued tasks that were stopped to make room, and for whom, as long as nothing else is said of them."""
+        self._shapes: dict[Shape, Shape] = {}
+        """One object for equal shapes, so that comparing them is quick."""
         self._at: dict[str, tuple[Lane, Place]] = {}
         self._position = -1
         self._settings: Settings | None = None
@@ -73,6 +75,7 @@ class Queue:
         start = snapshot.queue_log_start
         if self._settings is not snapshot.settings or self._position < start or now_ms < self._now_ms:
             self.lanes, self.delayed, self._at, self.preemptors = {}, {}, {}, {}
+            self._shapes.clear()
             changed = list(snapshot.queued)
         else:
             due = [task.id for task in self.delayed.values() if task.not_before_ms <= now_ms]
@@ -102,7 +105,8 @@ class Queue:
             if task.not_before_ms > now_ms:
                 self.delayed[name] = task
                 continue
-            key, place = lane_key(task, snapshot.settings), (task.queued_at_ms, name)
+            shape = shape_of(task.spec, snapshot.settings)
+            key, place = lane_key(task, self._shapes.setdefault(shape, shape)), (task.queued_at_ms, name)
             lane = self.lanes.get(key)
             if lane is None:
                 lane = self.lanes[key] = Lane(key)

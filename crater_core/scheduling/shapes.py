@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crater_core.model.node import GpuDevice, PoolKind, SharingMode
 from crater_core.model.resources import GpuRequest, Request
@@ -23,6 +23,15 @@ class Shape:
     labels: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     """Set for shares only: an MPS device serves one user id."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Shapes are keys in every cycle, and hashing the request each time would cost more than the look-up.
+        fields = (self.request, self.strategy, self.control, self.runtime, self.pools, self.labels, self.user)
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def gpu(self) -> GpuRequest | None:
