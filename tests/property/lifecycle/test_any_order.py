@@ -167,5 +167,5 @@ class Cluster(RuleBasedStateMachine):
         assert TaskStatus.REFUSED not in {task.status for task in world.ended.values()}
 
 
-Cluster.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestAnyOrder = Cluster.TestCase
