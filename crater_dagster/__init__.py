@@ -13,16 +13,35 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from crater_core import __version__
 
 if TYPE_CHECKING:
+    from crater_core.lifecycle.autoscale import AutoscaleRule
+    from crater_dagster.autoscale import build_autoscale_sensor
     from crater_dagster.executor import crater_executor
     from crater_dagster.launcher import CraterRunLauncher
+    from crater_dagster.pipes import PipesCraterClient
+    from crater_dagster.resource import CraterResource
+    from crater_dagster.services import inference_service_asset
     from crater_dagster.tags import crater_tags
 
-__all__ = ["CraterRunLauncher", "crater_executor", "crater_tags"]
+__all__ = [
+    "AutoscaleRule",
+    "CraterResource",
+    "CraterRunLauncher",
+    "PipesCraterClient",
+    "build_autoscale_sensor",
+    "crater_executor",
+    "crater_tags",
+    "inference_service_asset",
+]
 
 _HOMES = {
-    "CraterRunLauncher": "launcher",
-    "crater_executor": "executor",
-    "crater_tags": "tags",
+    "AutoscaleRule": "crater_core.lifecycle.autoscale",
+    "CraterResource": "crater_dagster.resource",
+    "CraterRunLauncher": "crater_dagster.launcher",
+    "PipesCraterClient": "crater_dagster.pipes",
+    "build_autoscale_sensor": "crater_dagster.autoscale",
+    "crater_executor": "crater_dagster.executor",
+    "crater_tags": "crater_dagster.tags",
+    "inference_service_asset": "crater_dagster.services",
 }
 
 DagsterLibraryRegistry.register("crater-dagster", __version__, is_dagster_package=False)
@@ -31,7 +50,7 @@ DagsterLibraryRegistry.register("crater-dagster", __version__, is_dagster_packag
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -6,9 +6,8 @@ What only a worker process needs is imported inside functions: the web server an
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dagster import AssetMaterialization, DagsterInstance, DagsterRun, MetadataValue
@@ -44,6 +43,7 @@ from dagster._serdes import ConfigurableClassData as ConfigurableClassData
 from dagster._serdes import deserialize_value as deserialize_value
 from dagster._serdes import serialize_value as serialize_value
 
+PIPES_CLIENT = "crater"
 FINAL_STEP_EVENTS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_FAILURE, DagsterEventType.STEP_UP_FOR_RETRY}
 
 
@@ -75,7 +75,38 @@ def code_location_layer(run: DagsterRun) -> tuple[str | None, Mapping[str, Any]]
     return (repository.container_image, repository.container_context or {}) if repository else (None, {})
 
 
-# In a worker process
+def code_module(run: DagsterRun) -> str | None:
+    """The module that the run's code location is loaded from, where it is loaded from one."""
+    from dagster._core.code_pointer import ModuleCodePointer, PackageCodePointer
+
+    origin = run.job_code_origin
+    pointer = origin.repository_origin.code_pointer if origin else None
+    return pointer.module if isinstance(pointer, (ModuleCodePointer, PackageCodePointer)) else None
+
+
+# In a template and in a worker process
+
+_preloaded: list[DagsterInstance] = []
+
+
+def preload() -> None:
+    """Import what workers need and open this node's instance once. Its storages open a connection for each use, so none is left."""
+    import dagster._cli.api
+    import dagster._core.execution.api
+    import dagster._core.execution.plan.execute_plan
+    import dagster._core.executor.in_process
+    import dagster._utils.hosted_user_process  # noqa: F401
+
+    if worker_environment_problem():
+        return
+    instance = DagsterInstance.get()
+    instance.get_runs_count()
+    _preloaded[:] = [instance]
+
+
+def open_instance() -> AbstractContextManager[DagsterInstance]:
+    """This node's instance: the template's, in a fork of one, else a new one."""
+    return nullcontext(_preloaded[0]) if _preloaded else DagsterInstance.get()
 
 
 def capture_interrupts() -> AbstractContextManager[None]:
@@ -149,11 +180,6 @@ def add_to_materializations(instance: DagsterInstance, metadata: Callable[[], Ma
     instance.handle_new_event = with_metadata  # type: ignore[method-assign]
 
 
-def flush_output() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
 def worker_environment_problem() -> str:
     """Why Dagster cannot find its instance here, if it cannot."""
     home = os.environ.get("DAGSTER_HOME", "")
@@ -162,3 +188,29 @@ def worker_environment_problem() -> str:
     if not os.path.isdir(home):  # noqa: PTH112
         return f"DAGSTER_HOME is {home}, which is no directory on this node"
     return ""
+
+
+# Pipes
+
+
+def record_launch(context: Any, task_id: str, extras: Mapping[str, Any]) -> None:
+    """So that a later attempt of the same step finds the task instead of starting another."""
+    from dagster._core.pipes.reattach import record_external_launch
+
+    record_external_launch(context, client_name=PIPES_CLIENT, external_run_id=task_id, extras=extras)
+
+
+def find_launch(context: Any) -> tuple[str, Mapping[str, Any]] | None:
+    """Task and extras of the step's last launch: in this run, or in the run that this one retries from its failure."""
+    from dagster._core.pipes.reattach import find_latest_launch_handle
+
+    handle = find_latest_launch_handle(context, client_name=PIPES_CLIENT)
+    return (handle.external_run_id, handle.extras) if handle else None
+
+
+def forget_messages(handler: Any) -> None:
+    """What a lost or preempted attempt has reported does not count: the next one reports it all again."""
+    for queue in (handler._result_queue, handler._extra_msg_queue):
+        with queue.mutex:
+            queue.queue.clear()
+    handler._opened_count = handler._closed_count = 0

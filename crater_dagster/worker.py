@@ -5,11 +5,15 @@ Exit codes: 0 done, 1 the run or step failed, 2 it could not be begun (arguments
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
+import threading
+import traceback
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 DONE, FAILED, NOT_BEGUN, INTERRUPTED = 0, 1, 2, 143
 _early: list[int] = []
@@ -32,8 +36,6 @@ def main(argv: list[str] | None = None) -> int:
         content = unpack(os.environ)
     except ValueError as error:
         return _say(str(error))
-    from dagster import DagsterInstance
-
     from crater_dagster import _dagster
 
     problem = _dagster.worker_environment_problem()
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         if _early:
             os.kill(os.getpid(), signal.SIGTERM)
         try:
-            with DagsterInstance.get() as instance:
+            with _dagster.open_instance() as instance:
                 return _work(what[0], instance, content)
         except (KeyboardInterrupt, _dagster.DagsterExecutionInterruptedError):
             return INTERRUPTED
@@ -99,5 +101,21 @@ def _step(instance: Any, run: Any, content: dict[str, Any]) -> int:
     return FAILED if failed else DONE
 
 
+def _leave(code: int) -> NoReturn:
+    """As any exit, except that the interpreter is not taken apart module by module: nobody waits for that."""
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads that are not daemons.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        ended = main()
+    except Exception:
+        # The event log has the story; this is for the task's own output.
+        traceback.print_exc()
+        ended = FAILED
+    _leave(ended)

@@ -1,0 +1,3 @@
+"""Knows nothing of Pipes."""
+
+print("plain output")

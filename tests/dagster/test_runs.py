@@ -1,0 +1,149 @@
+"""Runs through the launcher and the executor, on real agents: what succeeds, fails, is ended, and what Dagster is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+from dagster import AssetKey, DagsterEventType
+from dagster_world import World, worker_pid
+from harness import SchedulerProcess, wait_until
+
+
+def test_a_run_succeeds_with_steps_on_two_nodes(world: World):
+    run_id = world.launch("loop")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    assert world.task_of(run_id, "left").node == "n-left"
+    assert world.task_of(run_id, "right").node == "n-right"
+    assert world.task_of(run_id, None).type == "control"
+
+
+def test_each_materialization_says_where_it_ran_and_what_it_cost(world: World):
+    run_id = world.launch("loop")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    both = world.instance.get_latest_materialization_event(AssetKey("both"))
+    assert both is not None
+    assert both.asset_materialization is not None
+    metadata = {name: value.value for name, value in both.asset_materialization.metadata.items()}
+    assert metadata["crater/node"] == "n-left"
+    assert "0.25 of it), simulated" in metadata["crater/devices"]
+    assert metadata["crater/task"] == world.task_of(run_id, "both").id
+    assert metadata["crater/core_hours"] > 0
+    assert metadata["crater/gpu_hours"] > 0
+    assert metadata["crater/ran_s"] > 0
+    right = world.instance.get_latest_materialization_event(AssetKey("right"))
+    assert right is not None
+    assert right.asset_materialization is not None
+    assert right.asset_materialization.metadata["own"].value == 7
+    assert right.asset_materialization.metadata["crater/node"].value == "n-right"
+
+
+def test_a_step_that_fails_has_its_own_error_in_the_log(world: World):
+    run_id = world.launch("failing")
+    assert world.finish(run_id) == "FAILURE"
+    assert "the data were not as promised" in world.failure(run_id)
+    assert world.task_of(run_id, "fails").exit_code == 1
+
+
+def test_a_step_is_retried_as_its_retry_policy_says(world: World):
+    run_id = world.launch("retried")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    tasks = [task for task in world.tasks(run_id) if task.labels.get("dagster/step_key") == "fails_once"]
+    assert sorted(task.labels["dagster/retry"] for task in tasks) == ["0", "1"]
+
+
+def test_dynamic_outputs_fan_out_and_are_collected(world: World):
+    run_id = world.launch("spreading")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    assert world.task_of(run_id, "doubles[n2]").status == "succeeded"
+
+
+def test_a_run_marked_compute_runs_in_one_process_with_its_own_request(world: World):
+    run_id = world.launch("in_one_process")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    (task,) = world.tasks(run_id)
+    assert task.type == "batch"
+    assert task.requested.cpu_milli == 500
+
+
+def test_a_step_over_its_memory_fails_with_limit_and_peak(world: World):
+    run_id = world.launch("hungry")
+    assert world.finish(run_id) == "FAILURE"
+    failure = world.failure(run_id)
+    assert "more memory than its limit: limit 300 MiB" in failure
+    assert "peak" in failure or "seen" in failure
+    assert world.run(run_id).tags["crater/failure_reason"] == "oom"
+    assert world.run(run_id).tags["crater/failed_step"] == "eats"
+
+
+def test_a_step_over_its_time_fails_with_the_limit(world: World):
+    run_id = world.launch("slow")
+    assert world.finish(run_id) == "FAILURE"
+    assert "time limit of 3 s" in world.failure(run_id)
+    assert world.run(run_id).tags["crater/failure_reason"] == "time_limit"
+
+
+def test_a_step_that_ends_without_a_final_event_fails_instead_of_hanging(world: World):
+    run_id = world.launch("silent")
+    assert world.finish(run_id) == "FAILURE"
+    assert "without saying how the step ended" in world.failure(run_id)
+
+
+def test_a_step_that_is_killed_fails_with_the_signal(world: World):
+    run_id = world.launch("killed")
+    assert world.finish(run_id) == "FAILURE"
+    assert "signal" in world.failure(run_id)
+
+
+def test_a_request_no_node_could_ever_meet_fails_the_step_with_the_numbers(world: World):
+    run_id = world.launch("impossible")
+    assert world.finish(run_id) == "FAILURE"
+    assert "No node could ever run this" in world.failure(run_id)
+    assert "largest node" in world.failure(run_id)
+
+
+def test_terminating_a_run_ends_its_whole_tree(world: World, tmp_path: Path):
+    mark = tmp_path / "pid"
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(mark)}}}})
+    pid = int(wait_until(lambda: mark.exists() and mark.read_text(), 30, "the step runs"))
+    assert world.instance.run_launcher.terminate(run_id) is True
+    assert world.finish(run_id, 10) == "CANCELED"
+    world.no_task_lives(run_id)
+    wait_until(lambda: not psutil.pid_exists(pid), 5, "the step's process gone")
+    assert world.instance.run_launcher.terminate(run_id) is False
+
+
+def test_a_run_finishes_although_the_scheduler_was_killed_in_the_middle(
+    world: World, scheduler: SchedulerProcess, tmp_path: Path
+):
+    gate = tmp_path / "gate"
+    run_id = world.launch("interrupted", {"ops": {"waits_for_a_file": {"config": {"wait_for": str(gate)}}}})
+    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_START), 30, "the first step started")
+    scheduler.kill()
+    gate.touch()
+    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_SUCCESS), 15, "the first step ended meanwhile")
+    wait_until(lambda: any("No scheduler answers" in message for message in world.messages(run_id)), 15, "it is told")
+    scheduler.start()
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    assert any("answers again" in message for message in world.messages(run_id))
+
+
+def test_a_killed_run_worker_is_reported_as_failed_with_the_reason(world: World, tmp_path: Path):
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
+    wait_until((tmp_path / "pid").exists, 30, "the step runs")
+    health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
+    assert health.status.value == "RUNNING"
+    os.kill(worker_pid("run", run_id), signal.SIGKILL)
+    wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
+    health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
+    assert health.status.value == "FAILED"
+    assert "without finishing its run" in (health.msg or "")
+    assert "signal" in (health.msg or "")
+    debug = world.instance.run_launcher.get_run_worker_debug_info(world.run(run_id))
+    assert debug is not None
+    assert "allocated" in debug
+    assert world.instance.run_launcher.terminate(run_id) is True
+    assert world.finish(run_id, 10) == "CANCELED"
+    world.no_task_lives(run_id)

@@ -1,0 +1,148 @@
+"""Launches runs of the tests' code location through the real run launcher, and reads what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import PythonFileTarget
+from harness import wait_until
+
+from crater_core.client import CraterClient
+from crater_core.wire.tasks import TaskView
+from crater_dagster.payload import unpack
+
+FILE = Path(__file__).parent / "dagster" / "pipelines.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("crater_test_pipelines", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class World:
+    def __init__(self, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient) -> None:
+        self.instance, self.workspace, self.client = instance, workspace, client
+        self.defs = _load().defs
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(home: Path, client: CraterClient) -> Iterator[World]:
+        with (
+            DagsterInstance.from_config(str(home)) as instance,
+            WorkspaceProcessContext(instance, PythonFileTarget(str(FILE), "defs", str(FILE.parent), "tests")) as workspace,
+        ):
+            yield World(instance, workspace, client)
+
+    def create(self, job: str, run_config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> DagsterRun:
+        location = self.workspace.create_request_context().code_locations[0]
+        remote = next(iter(location.get_repositories().values())).get_full_job(job)
+        definition = self.defs.resolve_job_def(job)
+        return self.instance.create_run_for_job(
+            definition,
+            run_config=run_config,
+            tags={**definition.run_tags, **(tags or {})},
+            remote_job_origin=remote.get_remote_origin(),
+            job_code_origin=remote.get_python_origin(),
+        )
+
+    def launch(self, job: str, run_config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> str:
+        run = self.create(job, run_config, tags)
+        self.instance.launch_run(run.run_id, self.workspace.create_request_context())
+        return run.run_id
+
+    def run(self, run_id: str) -> DagsterRun:
+        found = self.instance.get_run_by_id(run_id)
+        assert found is not None
+        return found
+
+    def finish(self, run_id: str, timeout_s: float = 60.0) -> str:
+        """The final status; the whole story when there is none in time."""
+        until = time.monotonic() + timeout_s
+        while not self.run(run_id).is_finished:
+            assert time.monotonic() < until, f"{self.run(run_id).status}\n{self.story(run_id)}"
+            time.sleep(0.05)
+        return self.run(run_id).status.value
+
+    def events(self, run_id: str, kind: DagsterEventType | None = None) -> list[DagsterEvent]:
+        entries = self.instance.all_logs(run_id, of_type=kind)
+        return [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+
+    def messages(self, run_id: str) -> list[str]:
+        return [event.message or "" for event in self.events(run_id, DagsterEventType.ENGINE_EVENT)]
+
+    def failure(self, run_id: str) -> str:
+        """Why the first step failed, causes included."""
+        event = self.events(run_id, DagsterEventType.STEP_FAILURE)[0]
+        error = event.step_failure_data.error
+        texts = []
+        while error is not None:
+            texts.append(error.message)
+            error = error.cause
+        return "\n".join(texts)
+
+    def tasks(self, run_id: str) -> list[TaskView]:
+        return list(self.client.tasks(group=f"dagster-run:{run_id}"))
+
+    def task_of(self, run_id: str, step_key: str | None) -> TaskView:
+        """Of a step, or of the run worker."""
+        wanted = {"crater/role": "step", "dagster/step_key": step_key} if step_key else {"crater/role": "run"}
+        return next(self.client.tasks(group=f"dagster-run:{run_id}", labels=wanted))
+
+    def task_of_role(self, run_id: str, role: str) -> TaskView:
+        return next(self.client.tasks(group=f"dagster-run:{run_id}", labels={"crater/role": role}))
+
+    def resume(self, run_id: str, attempt: int) -> None:
+        """As Dagster's monitoring does when a run worker has gone."""
+        self.instance.resume_run(run_id, self.workspace.create_request_context(), attempt)
+
+    def log_texts(self, run_id: str) -> list[str]:
+        return [entry.user_message for entry in self.instance.all_logs(run_id)]
+
+    def captured(self, run_id: str) -> tuple[bytes, bytes]:
+        """What the run's first step wrote to stdout and stderr, as Dagster shows it."""
+        event = self.events(run_id, DagsterEventType.LOGS_CAPTURED)[0]
+        manager = self.instance.compute_log_manager
+        key = manager.build_log_key_for_run(run_id, event.logs_captured_data.file_key)
+        data = manager.get_log_data(key)
+        return data.stdout or b"", data.stderr or b""
+
+    def no_task_lives(self, run_id: str, timeout_s: float = 10.0) -> None:
+        wait_until(lambda: all(task.ended for task in self.tasks(run_id)), timeout_s, f"tasks of {run_id} ended")
+
+    def story(self, run_id: str) -> str:
+        lines = [
+            f"{entry.timestamp:.3f} {entry.step_key or '-'} {entry.dagster_event_type or entry.level}: {entry.message}"
+            for entry in self.instance.all_logs(run_id)
+        ]
+        for task in self.tasks(run_id):
+            lines.append(f"task {task.name} {task.status} {task.reason.message if task.reason else ''}")
+            with contextlib.suppress(Exception):
+                lines.append(self.client.logs(task.id, "stderr").data.decode()[-3000:])
+        return "\n".join(lines)
+
+
+def worker_pid(what: str, run_id: str) -> int:
+    """The process of a run worker, or of a step worker, of that run."""
+    for process in psutil.process_iter():
+        try:
+            command, environ = process.cmdline(), process.environ()
+        except psutil.Error:
+            continue
+        if command[1:] == ["-m", "crater_dagster.worker", what] and unpack(environ)["run_id"] == run_id:
+            return process.pid
+    raise AssertionError(f"no {what} worker of {run_id} runs")
