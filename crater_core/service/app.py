@@ -47,7 +47,7 @@ _TAKEN: list[type[BaseModel]] = [
 def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
-    for routes in (TaskRoutes, WatchRoutes, LogRoutes, ClusterRoutes, ServiceRoutes, AgentRoutes):
+    for routes in (AgentRoutes, TaskRoutes, WatchRoutes, LogRoutes, ClusterRoutes, ServiceRoutes):  # The busiest first.
         app.include_router(routes(hub).router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -82,6 +82,7 @@ class Engine:
         self.term = store.begin_term()
         self._take_over(store.load())
         self._queue: asyncio.Queue[Work] = asyncio.Queue()
+        self._writing = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="store-read")
         self._loop_task: asyncio.Task[None] | None = None
@@ -154,6 +155,10 @@ class Engine:
 
     async def write(self, call: Callable[..., Any], *args: Any) -> Any:
         """House-keeping of the store, in turn with the commits."""
+        async with self._writing:
+            return await self._in_writer(call, *args)
+
+    async def _in_writer(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
 
     def want_cycle(self) -> None:
@@ -191,8 +196,10 @@ class Engine:
             batch = self._decide(works, self.clock.now_ms())
             if changes := batch.changes:
                 keys = list(batch.keys.values())
-                with self.observer.commit():
-                    committed: Committed = await self.write(self.store.commit, changes, self._working.revision, self.term, keys)
+                async with self._writing:
+                    with self.observer.commit():
+                        finish = self.store.stage(changes, self._working.revision, self.term, keys)
+                        committed: Committed = await self._in_writer(finish)
                 self.trouble = None
                 self._remember_times(batch)
                 self._working.revision = committed.revision

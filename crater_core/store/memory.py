@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crater_core.errors import StaleRevision, StaleTerm
 from crater_core.lifecycle.changes import Changes
@@ -61,6 +61,11 @@ class MemoryStore:
                 self._events.append(StoredEvent(self._sequence, event))
             self._usage.update({record.allocation: record for record in changes.usage})
             return Committed(self._revision, self._sequence)
+
+    def stage(
+        self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()
+    ) -> Callable[[], Committed]:
+        return lambda: self.commit(changes, expected_revision, term, keys)
 
     def _put(self, entity: Entity) -> None:
         if isinstance(entity, Task):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +85,15 @@ class Store(Protocol):
         """Write all of it durably, or nothing. Entities in `changes` appear once each.
 
         Raises StaleRevision when somebody else wrote since, and StaleTerm when somebody else took over.
+        """
+        ...
+
+    def stage(
+        self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()
+    ) -> Callable[[], Committed]:
+        """The quick part of a commit, done now; calling what it gives makes it durable, and may wait for the disk.
+
+        Raises as `commit` does, in either part. Nobody else can write in between, so the second part must follow.
         """
         ...
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crater_core.errors import StaleRevision, StaleTerm
@@ -19,56 +20,76 @@ from crater_core.store.protocol import Committed, Loaded, StoredEvent, StoredTas
 from crater_core.store.sqlite_file import FileLock, connect, migrate, unavailable
 
 
+@dataclass(slots=True)
+class _Reader:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: sqlite3.Connection | None = None
+
+
 class SqliteStore:
-    """Implements `Store`. One connection writes and one reads; in WAL mode neither waits for the other."""
+    """Implements `Store`. One connection writes, one reads lists, one reads single rows; in WAL mode none waits for another."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._write_lock = threading.Lock()
         self._writer: sqlite3.Connection | None = None
-        self._reader: sqlite3.Connection | None = None
+        self._lists, self._points = _Reader(), _Reader()
         self._file_lock = FileLock(path)
         try:
             migrate(path)
-            with self._writing():
+            with self._transaction():
                 pass
         except BaseException:
             self.close()
             raise
 
-    @contextmanager
-    def _writing(self) -> Generator[sqlite3.Connection]:
-        with self._write_lock:
-            try:
-                self._writer = self._writer or connect(self._path)
-                yield self._writer
-            except sqlite3.Error as error:
-                # The next call starts with a fresh connection: after an I/O error the old one may stay broken.
+    def _begin(self) -> sqlite3.Connection:
+        """Take the writer's lock and begin a transaction; `_end` gives the lock back, whatever happens."""
+        self._write_lock.acquire()
+        try:
+            self._writer = self._writer or connect(self._path)
+            self._writer.execute("BEGIN IMMEDIATE")
+        except BaseException as error:
+            raise self._end(error) from error
+        return self._writer
+
+    def _end(self, error: BaseException | None = None) -> BaseException:
+        """Give the lock back. After an error nothing is written, and after an SQLite error the next write gets a fresh
+        connection: the old one may stay broken."""
+        try:
+            if error is not None and self._writer is not None and self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        except sqlite3.Error as second:
+            error = second
+        try:
+            if isinstance(error, sqlite3.Error):
                 _close(self._writer)
                 self._writer = None
-                raise unavailable(self._path, error) from error
+                return unavailable(self._path, error)
+            return error or AssertionError("no error")
+        finally:
+            self._write_lock.release()
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
-        with self._writing() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+        db = self._begin()
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException as error:
+            raise self._end(error) from error
+        self._end()
 
     @contextmanager
-    def _reading(self) -> Generator[sqlite3.Connection]:
-        with self._read_lock:
+    def _reading(self, reader: _Reader | None = None) -> Generator[sqlite3.Connection]:
+        reader = reader or self._lists
+        with reader.lock:
             try:
-                self._reader = self._reader or connect(self._path)
-                yield self._reader
+                reader.connection = reader.connection or connect(self._path)
+                yield reader.connection
             except sqlite3.Error as error:
-                _close(self._reader)
-                self._reader = None
+                _close(reader.connection)
+                reader.connection = None
                 raise unavailable(self._path, error) from error
 
     def begin_term(self) -> int:
@@ -87,8 +108,16 @@ class SqliteStore:
         return Loaded(revision, term, sequence, entities, closed, revisions)
 
     def commit(self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()) -> Committed:
+        return self.stage(changes, expected_revision, term, keys)()
+
+    def stage(
+        self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()
+    ) -> Callable[[], Committed]:
+        """Rows are written here and synced in the second part. One thread for the rows: the interpreter's lock changes
+        hands at every row, which among busy threads costs more than the rows."""
         encoded = rows.encode_changes(changes, expected_revision + 1)
-        with self._transaction() as db:
+        db = self._begin()
+        try:
             revision, term_now, sequence = db.execute("SELECT revision, term, sequence FROM standing").fetchone()
             if term != term_now:
                 raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
@@ -97,10 +126,21 @@ class SqliteStore:
             rows.write_changes(db, encoded, keys, sequence)
             committed = Committed(revision + 1, sequence + len(changes.events))
             db.execute("UPDATE standing SET revision = ?, sequence = ?", (committed.revision, committed.sequence))
-        return committed
+        except BaseException as error:
+            raise self._end(error) from error
+
+        def finish() -> Committed:
+            try:
+                db.execute("COMMIT")
+            except BaseException as error:
+                raise self._end(error) from error
+            self._end()
+            return committed
+
+        return finish
 
     def find_key(self, user: str, key: str) -> SubmitKey | None:
-        with self._reading() as db:
+        with self._reading(self._points) as db:
             row = db.execute("SELECT task, digest FROM submit_keys WHERE key = ? AND user = ?", (key, user)).fetchone()
         return SubmitKey(user, key, row[0], bytes(row[1])) if row else None
 
@@ -168,9 +208,9 @@ class SqliteStore:
             return rows.prune(db, ended_before_ms, tasks_max, usage_before_ms, step)
 
     def close(self) -> None:
-        for connection in (self._reader, self._writer):
+        for connection in (self._writer, self._lists.connection, self._points.connection):
             _close(connection)
-        self._reader = self._writer = None
+        self._writer = self._lists.connection = self._points.connection = None
         self._file_lock.release()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crater_core.errors import StoreUnavailable
 
-BUSY_MS = 2_000
+BUSY_MS = 200
 """How long a write waits for somebody else's lock (a backup, a shell) before it counts as unavailable."""
 CHECK_BYTES_MAX = 256 * 1024**2
 """A larger file is not read through at start; damage in it shows where it is read."""

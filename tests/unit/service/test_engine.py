@@ -118,14 +118,14 @@ def test_when_the_store_fails_nothing_moves_and_later_it_works_again() -> None:
 def test_readers_never_see_what_is_not_yet_durable() -> None:
     async def story(engine: Engine, store: FailingStore) -> None:
         seen: list[int] = []
-        write = engine.write
+        write = engine._in_writer
 
         async def slow(call: Callable[..., Any], *args: Any) -> Any:
             await asyncio.sleep(0.02)
             seen.append(len(engine.shown.snapshot.tasks))
             return await write(call, *args)
 
-        engine.write = slow  # type: ignore[method-assign]
+        engine._in_writer = slow  # type: ignore[method-assign]
         await engine.submit([a_submission(engine)])
         assert seen == [0]
         assert len(engine.shown.snapshot.tasks) == 1
