@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
@@ -19,7 +19,6 @@ from harness import wait_until
 
 from crater_core.client import CraterClient
 from crater_core.wire.tasks import TaskView
-from crater_dagster.payload import unpack
 
 FILE = Path(__file__).parent / "dagster" / "pipelines.py"
 
@@ -35,8 +34,8 @@ def _load() -> ModuleType:
 
 
 class World:
-    def __init__(self, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient) -> None:
-        self.instance, self.workspace, self.client = instance, workspace, client
+    def __init__(self, place: Path, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient) -> None:
+        self.place, self.instance, self.workspace, self.client = place, instance, workspace, client
         self.defs = _load().defs
 
     @staticmethod
@@ -46,7 +45,7 @@ class World:
             DagsterInstance.from_config(str(home)) as instance,
             WorkspaceProcessContext(instance, PythonFileTarget(str(FILE), "defs", str(FILE.parent), "tests")) as workspace,
         ):
-            yield World(instance, workspace, client)
+            yield World(home.parent, instance, workspace, client)
 
     def create(self, job: str, run_config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> DagsterRun:
         location = self.workspace.create_request_context().code_locations[0]
@@ -103,6 +102,11 @@ class World:
         wanted = {"crater/role": "step", "dagster/step_key": step_key} if step_key else {"crater/role": "run"}
         return next(self.client.tasks(group=f"dagster-run:{run_id}", labels=wanted))
 
+    def worker_pid(self, run_id: str, step_key: str | None) -> int:
+        """The process of a step, or of the run worker, as its node wrote it down."""
+        allocation = self.task_of(run_id, step_key).allocation
+        return json.loads(next(self.place.rglob(f"{allocation}/started.json")).read_text())["pid"]
+
     def task_of_role(self, run_id: str, role: str) -> TaskView:
         return next(self.client.tasks(group=f"dagster-run:{run_id}", labels={"crater/role": role}))
 
@@ -134,15 +138,3 @@ class World:
             with contextlib.suppress(Exception):
                 lines.append(self.client.logs(task.id, "stderr").data.decode()[-3000:])
         return "\n".join(lines)
-
-
-def worker_pid(what: str, run_id: str) -> int:
-    """The process of a run worker, or of a step worker, of that run."""
-    for process in psutil.process_iter():
-        try:
-            command, environ = process.cmdline(), process.environ()
-        except psutil.Error:
-            continue
-        if command[1:] == ["-m", "crater_dagster.worker", what] and unpack(environ)["run_id"] == run_id:
-            return process.pid
-    raise AssertionError(f"no {what} worker of {run_id} runs")

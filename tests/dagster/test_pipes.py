@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 from dagster import AssetKey
-from dagster_world import World, worker_pid
+from dagster_world import World
 from harness import wait_until
 
 
@@ -86,8 +86,8 @@ def test_a_run_worker_and_a_step_that_are_killed_find_the_program_again(world: W
     mark = tmp_path / "mark"
     run_id = world.launch("pipes_lasts", _config("lasts", mark))
     wait_until(lambda: mark.exists() and mark.read_text(), 60, "the program runs")
-    os.kill(worker_pid("run", run_id), signal.SIGKILL)
-    os.kill(worker_pid("step", run_id), signal.SIGKILL)
+    os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
+    os.kill(world.worker_pid(run_id, "lasts"), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended and world.task_of(run_id, "lasts").ended, 10, "both are gone")
     world.resume(run_id, 1)
     wait_until(lambda: any("Reattached" in text for text in world.log_texts(run_id)), 60, "the program is found again")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 from dagster import AssetKey, DagsterEventType
-from dagster_world import World, worker_pid
+from dagster_world import World
 from harness import SchedulerProcess, wait_until
 
 
@@ -135,7 +135,7 @@ def test_a_killed_run_worker_is_reported_as_failed_with_the_reason(world: World,
     wait_until((tmp_path / "pid").exists, 30, "the step runs")
     health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
     assert health.status.value == "RUNNING"
-    os.kill(worker_pid("run", run_id), signal.SIGKILL)
+    os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
     health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
     assert health.status.value == "FAILED"

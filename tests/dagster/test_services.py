@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 from dagster_world import World
-from harness import SchedulerProcess
+from harness import SchedulerProcess, wait_until
 
 from crater_core.clock import ManualClock
 from crater_core.lifecycle.autoscale import AutoscaleRule, AutoscaleState
@@ -47,11 +47,8 @@ def test_the_sensor_scales_the_service_and_says_why(world: World):
     clock = ManualClock(1_000_000)
     sensor = build_autoscale_sensor("served", rule, clock=clock)
     cursor = AutoscaleState().to_text()
-    for _ in range(200):
-        result = _tick(world, sensor, cursor)
-        if "→" in _why(result):
-            break
-        clock.advance(10_000)
+    wait_until(lambda: world.client.service("served").cpu_percent is not None, 30, "a sample of the replicas")
+    result = _tick(world, sensor, cursor)
     assert "3 is outside of 1 to 2 replicas" in _why(result)
     assert world.client.service("served").replicas == 2
     assert AutoscaleState.from_text(result.cursor).wanted == 2
@@ -86,6 +83,7 @@ def test_the_resource_submits_waits_and_asks_for_usage(world: World):
     done = crater.run(name="hello", command=["true"], resources={"cpu": 0.1, "memory": "64MiB"}, timeout_s=30)
     assert (done.status, done.project) == ("succeeded", "vision")
     assert "vision" in {row.key for row in crater.usage("project").rows}
+    crater.client.close()
 
 
 def test_a_step_uses_the_resource_with_its_nodes_own_settings(world: World):
