@@ -28,9 +28,8 @@ def _adopt_one(
     record = kept.record
     workload = Workload(record, silent_ms=silent_ms)
     if kept.final is not None:
-        workload.phase = Phase.REPORTED if kept.reported else Phase.ENDED
-        workload.pending = [] if kept.reported else [kept.final]
-        workload.lives = False
+        # Maybe it was reported already: told twice is taken once.
+        workload.conclude(kept.final)
         return workload
     if kept.pid is None:
         # It never began: the lease, if it is still wanted, is taken anew.

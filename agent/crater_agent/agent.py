@@ -45,7 +45,6 @@ BACKOFF_S = (0.1, 5.0)
 FIRST_CONTACT_S = 2.0
 TICK_S = 1.0
 REPORTS_MAX = 1_000
-FINAL = frozenset({AllocationStatus.SUCCEEDED, AllocationStatus.FAILED, AllocationStatus.CANCELLED, AllocationStatus.LOST})
 
 
 @dataclass(slots=True)
@@ -252,8 +251,7 @@ class Agent:
         past = self.records.past(allocation)
         if past is not None and past.token == lease.token:
             # It ran and ended here, and the scheduler has lost the news.
-            self.workloads[allocation] = Workload(Record(allocation, lease.task, lease.token), phase=Phase.ENDED, lives=False)
-            self._report(self.workloads[allocation], past)
+            self._conclude(Workload(Record(allocation, lease.task, lease.token)), past)
             return
         workload = Workload(self.runtime.record(lease, self.clock.monotonic_ms()))
         self.workloads[allocation] = workload
@@ -307,14 +305,13 @@ class Agent:
         facts = {"limit_bytes": workload.record.memory_bytes, "peak_bytes": peak_bytes, "silent_ms": self.lease_state().silent_ms}
         status, reason = outcome(end, workload.stop, facts, self.node)
         final = workload.final(status, reason)
-        workload.phase = Phase.ENDED
         try:
             self.records.finish(final)
         except OSError as error:
             log.error("the end of %s could not be written to disk: %s", workload.allocation, error)
         log.info("%s ended: %s", workload.allocation, sentence(reason))
         self.prober.forget(workload.allocation)
-        self._report(workload, final)
+        self._conclude(workload, final)
         self._job(self._clean(workload.record))
 
     async def _clean(self, record: Record) -> None:
@@ -324,10 +321,14 @@ class Agent:
     def _end_unknown(self, allocation: str, token: int, status: AllocationStatus, reason: Reason) -> None:
         if not is_id(allocation):
             return
-        workload = Workload(Record(allocation, "", token), phase=Phase.ENDED, lives=False)
-        self.workloads[allocation] = workload
         log.warning("%s is not known here: reported as %s", allocation, status)
-        self._report(workload, workload.final(status, reason))
+        workload = Workload(Record(allocation, "", token))
+        self._conclude(workload, workload.final(status, reason))
+
+    def _conclude(self, workload: Workload, end: ReportBody) -> None:
+        self.workloads[workload.allocation] = workload
+        workload.conclude(end)
+        self._dirty.set()
 
     def _forget(self, allocation: str) -> None:
         workload = self.workloads.pop(allocation)
@@ -365,7 +366,9 @@ class Agent:
             self._renewed(sent_ms)
             for workload in self.workloads.values():
                 # A scheduler that lost the last report, or its memory, hears where everything stands.
-                if workload.running and not workload.pending:
+                if workload.end is not None:
+                    workload.conclude(workload.end)
+                elif workload.running and not workload.pending:
                     self._report(workload, workload.progress())
             self._unregistered.clear()
             self._registered.set()
@@ -431,9 +434,8 @@ class Agent:
         for workload, report in batch:
             if report in workload.pending:
                 workload.pending.remove(report)
-            if report.status in FINAL:
+            if report.status.ended:
                 workload.phase = Phase.REPORTED
-                self.records.mark_reported(workload.allocation)
             if report.allocation in stale and self.workloads.get(report.allocation) is workload:
                 self.heard.stale.add((report.allocation, report.token))
         if any(workload.pending for workload in self.workloads.values()):
@@ -441,10 +443,8 @@ class Agent:
         self._wake.set()
 
     def _report(self, workload: Workload, report: ReportBody) -> None:
-        if report.status not in FINAL:
-            # Of several reports on the way only the newest matters, and the end.
-            workload.pending = [old for old in workload.pending if old.status in FINAL]
-        workload.pending.append(report)
+        # Of several reports on the way only the newest matters.
+        workload.pending = [report]
         self._dirty.set()
 
     async def _after_failure(self, what: str, error: CraterError, failures: int, sent_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk of each allocation: the lease it took, how it began, how it ended, and what was reported.
+"""What an agent keeps on disk of each allocation: the lease it took, how it began, and how it ended.
 
 DATA_DIR/allocations/ID/record.json    before the start, so that nothing is ever started twice
                         started.json   by the spawner's child, before it becomes the program
@@ -56,7 +56,6 @@ class Kept:
     start_ticks: int = 0
     exit: dict[str, Any] | None = None
     final: ReportBody | None = None
-    reported: bool = False
     problems: list[str] = field(default_factory=lambda: [])
 
 
@@ -92,11 +91,6 @@ class Records:
         directory = self.directory(report.allocation)
         directory.mkdir(exist_ok=True, mode=0o700)
         write_record(str(directory), "final.json", report.model_dump(mode="json"))
-
-    def mark_reported(self, allocation: str) -> None:
-        directory = self.directory(allocation)
-        if directory.is_dir():
-            (directory / "reported").touch()
 
     def forget(self, allocation: str) -> None:
         """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
@@ -135,7 +129,7 @@ class Records:
         known: dict[str, Any] = {name: value for name, value in raw.items() if name in Record.__dataclass_fields__}
         known["ports"] = tuple(known.get("ports", ()))
         record = Record(**known)
-        kept = Kept(record, exit=_read(path / "exit.json"), final=report, reported=(path / "reported").exists())
+        kept = Kept(record, exit=_read(path / "exit.json"), final=report)
         started = self.read_start(record.allocation)
         if started is not None:
             kept.pid, kept.start_ticks = started

@@ -35,6 +35,7 @@ class Workload:
     ready: bool = False
     unhealthy: Reason | None = None
     silent_ms: int = 0
+    end: ReportBody | None = None
     pending: list[ReportBody] = field(default_factory=lambda: [])
     """Reports that the scheduler has not taken yet, oldest first."""
 
@@ -68,6 +69,11 @@ class Workload:
             disk_limit_bytes=record.disk_bytes or None,
             unhealthy=self.unhealthy,
         )
+
+    def conclude(self, end: ReportBody) -> None:
+        """Nothing of it lives, and this is to be reported, perhaps once more."""
+        self.phase, self.lives, self.end = Phase.ENDED, False, end
+        self.pending = [report for report in self.pending if not report.status.ended] + [end]
 
     def progress(self, reason: Reason | None = None) -> ReportBody:
         """Where it stands, while it has not ended."""
