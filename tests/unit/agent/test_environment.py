@@ -1,0 +1,97 @@
+"""What a workload is told, and what it never gets to see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crater_agent.config import FromEnv, FromFile
+from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
+from crater_core.errors import RuntimeFailed
+from crater_core.wire.agents import Lease, MountView
+from crater_core.wire.resources import GrantView
+
+
+def _lease(**fields: object) -> Lease:
+    base: dict[str, object] = {
+        "allocation": "a",
+        "task": "t",
+        "token": 1,
+        "name": "n",
+        "project": "p",
+        "user": "u",
+        "attempt": 1,
+        "member": 0,
+        "members": 1,
+        "command": ["true"],
+        "cpu_milli": 2500,
+        "memory_bytes": 1,
+        "disk_bytes": 0,
+    }
+    return Lease.model_validate({**base, **fields})
+
+
+def _host(tmp_path: Path) -> Host:
+    (tmp_path / "secret").write_text("from-file\n")
+    profile = {"PLAIN": "x", "OWN": "profile", "TOKEN": FromEnv(env="AGENT_SECRET"), "KEY": FromFile(file=tmp_path / "secret")}
+    return Host("n1", "/venv/bin", "/home/u", "UTC", {"training": profile})
+
+
+def test_a_profile_comes_before_the_task_and_the_grant_after_it(tmp_path: Path):
+    lease = _lease(env_profile="training", env={"OWN": "task", "CRATER_NODE": "forged", "OMP_NUM_THREADS": "7"})
+    env = environment(lease, _host(tmp_path), "/scratch/a", {"AGENT_SECRET": "s", "CRATER_TOKEN": "never"})
+    assert (env["PLAIN"], env["OWN"], env["TOKEN"], env["KEY"]) == ("x", "task", "s", "from-file")
+    assert (env["CRATER_NODE"], env["OMP_NUM_THREADS"], env["TZ"]) == ("n1", "7", "UTC")
+    assert "CRATER_TOKEN" not in env
+
+
+def test_what_a_profile_needs_and_the_node_lacks_is_said_without_any_value(tmp_path: Path):
+    with pytest.raises(RuntimeFailed, match="environment profile 'training': the agent's environment has no AGENT_SECRET"):
+        environment(_lease(env_profile="training"), _host(tmp_path), "/s", {})
+
+
+def test_cuda_sees_real_devices_by_uuid_and_no_simulated_one(tmp_path: Path):
+    real = GrantView(uuid="GPU-a", index=3, compute_milli=500, memory_mib=10_000, sharing="time_slice")
+    fake = GrantView(uuid="GPU-SIM-n1-0", index=0, compute_milli=500, memory_mib=10_000, sharing="mps", simulated=True)
+    with_real = environment(_lease(devices=[real]), _host(tmp_path), "/s", {})
+    with_fake = environment(_lease(devices=[fake]), _host(tmp_path), "/s", {})
+    without = environment(_lease(), _host(tmp_path), "/s", {})
+    assert (with_real["CUDA_VISIBLE_DEVICES"], "CRATER_SIMULATED_GPU" in with_real) == ("GPU-a", False)
+    assert (with_fake["CUDA_VISIBLE_DEVICES"], with_fake["CRATER_SIMULATED_GPU"]) == ("", "1")
+    assert (without["CUDA_VISIBLE_DEVICES"], "CRATER_GPU_MEMORY_MIB" in without) == ("", False)
+
+
+def test_a_port_is_put_in_where_it_is_asked_for():
+    assert arguments(_lease(command=["serve", "--port={port}", "{x}"], ports=[20_001, 20_002])) == [
+        "serve",
+        "--port=20001",
+        "{x}",
+    ]
+    assert arguments(_lease(command=["echo", "{port}"])) == ["echo", "{port}"]
+
+
+def test_a_program_is_looked_up_on_the_path_of_the_task(tmp_path: Path):
+    program = tmp_path / "mine"
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(RuntimeFailed, match="mine is not executable"):
+        find_program("mine", str(tmp_path), "/")
+    program.chmod(0o755)
+    assert find_program("mine", f"/nowhere:{tmp_path}", "/") == str(program)
+    assert find_program("./mine", "", str(tmp_path)) == str(program)
+    with pytest.raises(RuntimeFailed, match="other was not found on the task's PATH"):
+        find_program("other", str(tmp_path), "/")
+
+
+def test_a_mount_is_accepted_only_where_nothing_has_to_be_mounted(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "out").symlink_to("/etc")
+    inside = MountView(source=str(tmp_path / "data"), target=str(tmp_path / "data"), read_only=True)
+    elsewhere = inside.model_copy(update={"target": "/workspace"})
+    escape = MountView(source=str(tmp_path / "out"), target=str(tmp_path / "out"), read_only=True)
+    roots = (tmp_path,)
+    refuse_what_cannot_be_done(_lease(mounts=[inside]), roots)
+    with pytest.raises(RuntimeFailed, match="mounts need the docker runtime"):
+        refuse_what_cannot_be_done(_lease(mounts=[elsewhere]), roots)
+    with pytest.raises(RuntimeFailed, match="outside this node's mount_roots"):
+        refuse_what_cannot_be_done(_lease(mounts=[escape]), roots)
