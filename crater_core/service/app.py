@@ -17,6 +17,7 @@ from crater_core import __version__
 from crater_core.errors import CraterError
 from crater_core.service.auth import Guard
 from crater_core.service.gate import Count, Gate, too_large
+from crater_core.service.hot import HotPaths
 from crater_core.service.http import Hub, invalid, plain_problem, problem
 from crater_core.service.openapi import schema_of
 from crater_core.service.routes_agents import AgentRoutes
@@ -47,8 +48,9 @@ _TAKEN: list[type[BaseModel]] = [
 def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
-    for routes in (AgentRoutes, TaskRoutes, WatchRoutes, LogRoutes, ClusterRoutes, ServiceRoutes):  # The busiest first.
-        app.include_router(routes(hub).router())
+    tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
+    for routes in (agents, tasks, WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub)):
+        app.include_router(routes.router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -61,7 +63,7 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
         return schema
 
     app.openapi = openapi
-    return Gate(app, guard, count)
+    return Gate(HotPaths(app, tasks, agents), guard, count)
 
 
 async def _on_crater_error(_: Request, error: Exception) -> Response:

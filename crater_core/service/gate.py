@@ -74,7 +74,7 @@ class Gate:
     def _counted(self, scope: Scope, status: int) -> None:
         if self._count is not None:
             route: Any = scope.get("route")
-            self._count(scope["method"], getattr(route, "path", "other"), status)
+            self._count(scope["method"], scope.get("crater.route") or getattr(route, "path", "other"), status)
 
 
 def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
