@@ -74,7 +74,7 @@ class Columns:
         self.largest_cpu: int = 1
         self.largest_gpu: int = 1
         """Of any node, in thousandths: what scores are measured against."""
-        self._reset(0, 0)
+        self._reset(0, 1)
 
     def _reset(self, count: int, width: int) -> None:
         self.free: IntArray = np.zeros((count, WIDTH), np.int64)

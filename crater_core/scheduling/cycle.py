@@ -18,7 +18,7 @@ from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.order import Order
 from crater_core.scheduling.preemption import choose_victims
 from crater_core.scheduling.queue import Lane, Place
-from crater_core.scheduling.quotas import QuotaBook, held_of, listed
+from crater_core.scheduling.quotas import QuotaBook, listed
 from crater_core.scheduling.spread import spread_score
 from crater_core.scheduling.strategies import STRATEGIES
 from crater_core.scheduling.waiting import Waiting, backing_off
@@ -89,8 +89,7 @@ class Cycle:
             return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=lane.shape.strategy, known=listed(STRATEGIES))
         fits = self._fits_of(lane)
         if not lane.control:
-            wanted = held_of(fits.amounts if lane.members == 1 else fits.amounts.times(lane.members))
-            refusal = self._over_quota(lane, wanted)
+            refusal = self._over_quota(lane, fits.wanted if lane.members == 1 else [lane.members * want for want in fits.wanted])
             if refusal is not None:
                 return refusal
         mark, first = self.ledger.mark(), len(self.placements)
@@ -204,7 +203,7 @@ class Cycle:
                 if preemptor in self.snapshot.queued:
                     self.keeping.keep(row, preemptor)
                     victims[preemptor] = victims.get(preemptor, 0) + count
-        claims = set(victims) | set(self.memory.queue.preemptors.values()) & set(self.snapshot.queued)
+        claims = {*victims, *(task for task in self.memory.queue.preemptors.values() if task in self.snapshot.queued)}
         for task in sorted(claims, key=lambda task: (-self.snapshot.queued[task].spec.priority, *_place_of(self.snapshot, task))):
             lane = self.memory.queue.lane_of(task)
             if lane is None:
@@ -224,6 +223,8 @@ def _place_of(snapshot: Snapshot, task: str) -> Place:
 
 def _held(lane: Lane, placements: list[Placement]) -> Held:
     request, count = lane.shape.request, len(placements)
+    if request.gpu is None:
+        return [0, request.cpu_milli * count, request.memory_bytes * count, request.disk_bytes * count, 0]
     return [
         sum(grant.compute_milli for placement in placements for grant in placement.grants),
         request.cpu_milli * count,

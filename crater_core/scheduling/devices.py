@@ -19,21 +19,21 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     if fits.preferred is not None and fits.preferred[row] >= 0:
         slot = int(fits.preferred[row])
         return [(slot, _grant(fits, row, slot, int(columns.kind[row, slot])))]
-    devices, kinds = columns.devices[row], columns.kind[row].tolist()
-    compute, memory, user = columns.compute[row].tolist(), columns.gpu_memory[row].tolist(), columns.user[row].tolist()
+    needs, devices = fits.device_needs, columns.devices[row]
+    kinds: list[int] = columns.kind[row].tolist()
+    compute, memory = columns.compute[row].tolist(), columns.gpu_memory[row].tolist()
+    user: list[int] | None = columns.user[row].tolist() if fits.shape.user is not None else None
+    # Shares of several devices take the emptiest: then the most copies fit beside each other.
+    sign = 1 if fits.count == 1 else -1
     candidates: list[tuple[int, int, int]] = []
     for slot, device in enumerate(devices):
-        kind = kinds[slot]
-        if compute[slot] < fits.device_compute[kind] or memory[slot] < fits.device_memory[kind]:
+        need_compute, need_memory = needs[kinds[slot]]
+        if compute[slot] < need_compute or memory[slot] < need_memory:
             continue
-        if fits.shape.shares:
-            if device.sharing is SharingMode.MPS and user[slot] not in (NOBODY, fits.user):
-                continue
-            # Shares of several devices take the emptiest: then the most copies fit beside each other.
-            sign = 1 if fits.count == 1 else -1
-            candidates.append((sign * compute[slot], sign * memory[slot], slot))
-        else:
+        if user is None:
             candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
+        elif user[slot] in (NOBODY, fits.user):
+            candidates.append((sign * compute[slot], sign * memory[slot], slot))
     candidates.sort()
     assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
     return [(slot, _grant(fits, row, slot, kinds[slot])) for _, _, slot in candidates[: fits.count]]
@@ -41,8 +41,8 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
 
 def _grant(fits: Fits, row: int, slot: int, kind: int) -> DeviceGrant:
     device = fits.columns.devices[row][slot]
-    compute, memory = int(fits.device_compute[kind]), int(fits.device_memory[kind])
+    compute, memory = fits.device_needs[kind]
     # A device given whole is nobody else's, whatever its mode: the task needs no share of it.
-    sharing = device.sharing if fits.shape.shares or device.sharing is SharingMode.MIG else SharingMode.EXCLUSIVE
+    sharing = device.sharing if fits.shape.user is not None or device.sharing is SharingMode.MIG else SharingMode.EXCLUSIVE
     assert compute <= MILLI, "a share never passes one device"
     return DeviceGrant(device.uuid, device.index, compute, memory, sharing, device.simulated)

@@ -8,8 +8,9 @@ import numpy as np
 
 from crater_core.model.node import Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
-from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, Columns, IntArray
+from crater_core.scheduling.columns import CONTROL_MEMORY, CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, IntArray
 from crater_core.scheduling.fits import TOO_MUCH, Fits, profile_fits
 from crater_core.scheduling.quotas import listed
 from crater_core.scheduling.shapes import Shape
@@ -147,60 +148,86 @@ def _gpu(fits: Fits, rows: IntArray) -> _Resource:
     return _Resource("gpu", wanted, usable, int(compute.sum()))
 
 
-def rejection(snapshot: Snapshot, fits: Fits, row: int, now_ms: int) -> Reason:
-    """The first thing that keeps the shape off this node."""
-    columns, shape = fits.columns, fits.shape
-    node = columns.nodes[row]
-    if node.status is NodeStatus.LOST:
-        return Reason.of(_C.NODE_LOST, node=node.name, silent_ms=max(0, now_ms - node.heartbeat_at_ms))
-    if node.cordoned:
-        return Reason.of(_C.CORDONED)
-    if not profile_fits(shape, node):
-        return _none_of_the_kind(shape, [node])
-    request, free = shape.request, columns.free[row].tolist()
-    if shape.control and (free[CONTROL_SLOTS] < 1 or (fits.need > columns.free[row]).any()):
-        return Reason.of(_C.NO_CONTROL_SLOT, slots=node.control.slots)
-    gpu_reason = _gpu_rejection(fits, row, node) if shape.gpu is not None else None
-    if gpu_reason is not None:
-        return gpu_reason
-    if request.cpu_milli > free[CPU]:
-        return Reason.of(_C.CPU_SHORT, wanted_milli=request.cpu_milli, free_milli=max(0, free[CPU]))
-    if request.memory_bytes > free[MEMORY]:
-        return Reason.of(_C.MEMORY_SHORT, wanted_bytes=request.memory_bytes, free_bytes=max(0, free[MEMORY]))
-    if request.disk_bytes > free[DISK]:
-        return Reason.of(_C.DISK_SHORT, wanted_bytes=request.disk_bytes, free_bytes=max(0, free[DISK]))
-    assert request.ports > free[PORTS], "a node that is rejected lacks something"
-    return Reason.of(_C.PORTS_SHORT, wanted=request.ports, free=max(0, free[PORTS]))
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """Of one node: devices that the shape may use, those with enough compute, also with enough memory, also of the right user;
+    what one share takes there; and the most memory that is free on one of them.
+    """
+
+    allowed: int
+    with_compute: int
+    with_memory: int
+    fit: int
+    compute: int
+    memory: int
+    memory_free: int
 
 
-def _gpu_rejection(fits: Fits, row: int, node: Node) -> Reason | None:
-    columns, gpu = fits.columns, fits.shape.gpu
-    assert gpu is not None, "asked only for GPU shapes"
-    rows = np.array([row], np.int64)
-    if int(fits.fitting_devices(rows).sum()) >= gpu.count:
-        return None
-    kind = columns.kind[row]
-    allowed = fits.device_compute[kind] < TOO_MUCH
-    unwell = sum(not device.healthy for device in node.devices)
-    if not allowed.any():
-        return (
-            Reason.of(_C.GPU_UNHEALTHY, count=unwell) if unwell and unwell == len(node.devices) else _no_such_device(fits, rows)
-        )
-    if int(allowed.sum()) < gpu.count <= int(allowed.sum()) + unwell:
-        return Reason.of(_C.GPU_UNHEALTHY, count=unwell)
-    room = allowed & (columns.compute[row] >= fits.device_compute[kind])
-    need = int(fits.device_compute[kind][allowed].min())
-    if int(room.sum()) < gpu.count:
-        return Reason.of(_C.GPU_SHORT, wanted=gpu.count, wanted_milli=need, fit=int(room.sum()))
-    room &= columns.gpu_memory[row] >= fits.device_memory[kind]
-    if int(room.sum()) < gpu.count:
-        wanted = int(fits.device_memory[kind][allowed].min())
-        return Reason.of(_C.GPU_MEMORY_SHORT, wanted_mib=wanted, free_mib=_most(columns, row, allowed))
-    return Reason.of(_C.MPS_USER)
+class Rejections:
+    """The first thing that keeps the shape off each node."""
+
+    def __init__(self, fits: Fits, now_ms: int) -> None:
+        self._fits = fits
+        self._now_ms = now_ms
+        self._free: list[list[int]] = fits.columns.free.tolist()
+        self._devices = _devices_of_all(fits) if fits.shape.gpu is not None else []
+
+    def of(self, row: int) -> Reason:
+        fits, shape, node = self._fits, self._fits.shape, self._fits.columns.nodes[row]
+        if node.status is NodeStatus.LOST:
+            return Reason.of(_C.NODE_LOST, node=node.name, silent_ms=max(0, self._now_ms - node.heartbeat_at_ms))
+        if node.cordoned:
+            return Reason.of(_C.CORDONED)
+        if not profile_fits(shape, node):
+            return _none_of_the_kind(shape, [node])
+        request, free = shape.request, self._free[row]
+        if shape.control and (free[CONTROL_SLOTS] < 1 or free[CONTROL_MEMORY] < request.memory_bytes):
+            return Reason.of(_C.NO_CONTROL_SLOT, slots=node.control.slots)
+        if shape.gpu is not None:
+            reason = self._of_devices(shape.gpu, row, fits)
+            if reason is not None:
+                return reason
+        if request.cpu_milli > free[CPU] and not shape.control:
+            return Reason.of(_C.CPU_SHORT, wanted_milli=request.cpu_milli, free_milli=max(0, free[CPU]))
+        if request.memory_bytes > free[MEMORY] and not shape.control:
+            return Reason.of(_C.MEMORY_SHORT, wanted_bytes=request.memory_bytes, free_bytes=max(0, free[MEMORY]))
+        if request.disk_bytes > free[DISK] and not shape.control:
+            return Reason.of(_C.DISK_SHORT, wanted_bytes=request.disk_bytes, free_bytes=max(0, free[DISK]))
+        assert request.ports > free[PORTS], "a node that is rejected lacks something"
+        return Reason.of(_C.PORTS_SHORT, wanted=request.ports, free=max(0, free[PORTS]))
+
+    def _of_devices(self, gpu: GpuRequest, row: int, fits: Fits) -> Reason | None:
+        seen, declared = self._devices[row], fits.columns.devices[row]
+        if seen.fit >= gpu.count:
+            return None
+        unwell = sum(not device.healthy for device in declared)
+        if not seen.allowed:
+            all_unwell = unwell and unwell == len(declared)
+            return Reason.of(_C.GPU_UNHEALTHY, count=unwell) if all_unwell else _no_such_device(fits, np.array([row]))
+        if seen.allowed < gpu.count <= seen.allowed + unwell:
+            return Reason.of(_C.GPU_UNHEALTHY, count=unwell)
+        if seen.with_compute < gpu.count:
+            return Reason.of(_C.GPU_SHORT, wanted=gpu.count, wanted_milli=seen.compute, fit=seen.with_compute)
+        if seen.with_memory < gpu.count:
+            return Reason.of(_C.GPU_MEMORY_SHORT, wanted_mib=seen.memory, free_mib=max(0, seen.memory_free))
+        return Reason.of(_C.MPS_USER)
 
 
-def _most(columns: Columns, row: int, allowed: BoolArray) -> int:
-    return max(0, int(columns.gpu_memory[row][allowed].max(initial=0)))
+def _devices_of_all(fits: Fits) -> list[_Devices]:
+    columns = fits.columns
+    kind = columns.kind
+    compute, memory = fits.device_compute[kind], fits.device_memory[kind]
+    allowed = compute < TOO_MUCH
+    with_compute = allowed & (columns.compute >= compute)
+    with_memory = with_compute & (columns.gpu_memory >= memory)
+    fit = fits.fitting_devices(np.arange(len(columns.names)))
+    counts: list[IntArray] = [
+        *(part.sum(1) for part in (allowed, with_compute, with_memory, fit)),
+        compute.min(1),
+        memory.min(1),
+        np.where(allowed, columns.gpu_memory, 0).max(1),
+    ]
+    return [_Devices(*row) for row in np.stack(counts, 1).tolist()]
 
 
 def _shown(shape: Shape) -> str:

@@ -10,7 +10,7 @@ from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
 from crater_core.scheduling.admission import admit
-from crater_core.scheduling.diagnosis import rejection, why_nothing_fits
+from crater_core.scheduling.diagnosis import Rejections, why_nothing_fits
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
 from crater_core.scheduling.ledger import Ledger
@@ -79,15 +79,12 @@ def _explain(
         return Explanation(task, shape.strategy, reason, (), position)
     fits = memory.fits(shape)
     fits.refresh()
-    candidates = tuple(_candidate(snapshot, fits, row, score, now_ms) for row, score in enumerate(fits.score.tolist()))
+    rejections, names, scores = Rejections(fits, now_ms), fits.columns.names, fits.score.tolist()
+    candidates = tuple(
+        Candidate(names[row], score=float(score)) if score > NEVER else Candidate(names[row], rejection=rejections.of(row))
+        for row, score in enumerate(scores)
+    )
     return Explanation(task, shape.strategy, reason, candidates, position)
-
-
-def _candidate(snapshot: Snapshot, fits: Fits, row: int, score: int, now_ms: int) -> Candidate:
-    name = fits.columns.names[row]
-    if score > NEVER:
-        return Candidate(name, score=float(score))
-    return Candidate(name, rejection=rejection(snapshot, fits, row, now_ms))
 
 
 def _position(snapshot: Snapshot, memory: Memory, task: Task) -> int | None:

@@ -28,7 +28,12 @@ class Shares:
         share = self._share.get(project)
         if share is None:
             held = self._held.get(project)
-            share = max(h * PARTS // t for h, t in zip(held, self._total, strict=False)) if held else 0
+            gpu, cpu, memory, disk = self._total
+            share = (
+                max(held[0] * PARTS // gpu, held[1] * PARTS // cpu, held[2] * PARTS // memory, held[3] * PARTS // disk)
+                if held
+                else 0
+            )
             share = share * MILLI // max(1, self._weights.get(project, MILLI))
             self._share[project] = share
         return share

@@ -19,6 +19,7 @@ from crater_core.scheduling.columns import (
     IntArray,
 )
 from crater_core.scheduling.fragmentation import Mix
+from crater_core.scheduling.quotas import held_of
 from crater_core.scheduling.shapes import Shape, need_of_device, pool_allows, type_matches
 from crater_core.scheduling.strategies import Strategy
 
@@ -37,11 +38,13 @@ class Fits:
         self.shape = shape
         self.strategy = strategy
         self.count = shape.gpu.count if shape.gpu else 0
-        self.amounts = shape.request.amounts
+        self.wanted = held_of(shape.request.amounts)
         self.need: IntArray = _need(shape)
         self._needs = [(column, need) for column, need in enumerate(self.need.tolist()) if need > 0]
         """Columns of which something is needed. (A node that has less than nothing of another is no worse a place.)"""
         self.profile_ok: BoolArray = np.zeros(1, np.bool_)
+        self.device_needs: list[tuple[int, int]] = [(TOO_MUCH, TOO_MUCH)]
+        """By device kind, compute in thousandths and memory in MiB of one share; the two columns below hold the same."""
         self.device_compute: IntArray = np.full(1, TOO_MUCH, np.int64)
         self.device_memory: IntArray = np.full(1, TOO_MUCH, np.int64)
         self.user = columns.user_id(shape.user) if shape.user is not None else NOBODY
@@ -115,8 +118,9 @@ class Fits:
             self.profile_ok = np.array([profile_fits(shape, node) for node in columns.profiles] + [False], np.bool_)
         if len(self.device_compute) != len(columns.kinds) + 1:
             needs = [self._need_of_kind(index) for index in range(len(columns.kinds))]
-            self.device_compute = np.array([need[0] for need in needs] + [TOO_MUCH], np.int64)
-            self.device_memory = np.array([need[1] for need in needs] + [TOO_MUCH], np.int64)
+            self.device_needs = [*needs, (TOO_MUCH, TOO_MUCH)]
+            self.device_compute = np.array([need[0] for need in self.device_needs], np.int64)
+            self.device_memory = np.array([need[1] for need in self.device_needs], np.int64)
 
     def _need_of_kind(self, index: int) -> tuple[int, int]:
         kind, gpu = self.columns.kinds[index], self.shape.gpu

@@ -49,8 +49,8 @@ class Room:
         if not fits.count:
             return 0
         return sum(
-            compute >= fits.device_compute[kind]
-            and memory >= fits.device_memory[kind]
+            compute >= fits.device_needs[kind][0]
+            and memory >= fits.device_needs[kind][1]
             and (fits.shape.user is None or user in (NOBODY, fits.user))
             for kind, compute, memory, user in zip(self._kinds, self.compute, self.memory, self.user, strict=True)
         )

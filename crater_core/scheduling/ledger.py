@@ -43,14 +43,15 @@ class Ledger:
         columns = self.columns
         chosen = choose_devices(fits, row) if fits.count else []
         ports = self._free_ports(row, fits.shape.request.ports) if fits.shape.request.ports else ()
-        users = [int(columns.user[row, slot]) for slot, _ in chosen]
+        serves = fits.user if fits.shape.user is not None else None
+        users = [int(columns.user[row, slot]) for slot, _ in chosen] if serves is not None else []
         columns.free[row] -= fits.need
         for slot, grant in chosen:
             columns.compute[row, slot] -= grant.compute_milli
             columns.gpu_memory[row, slot] -= grant.memory_mib
             columns.compute_free[row] -= grant.compute_milli
-            if fits.shape.shares and columns.devices[row][slot].sharing is SharingMode.MPS:
-                columns.user[row, slot] = fits.user
+            if serves is not None and columns.devices[row][slot].sharing is SharingMode.MPS:
+                columns.user[row, slot] = serves
         columns.ports_used[row].update(ports)
         columns.limited[row] += ends_ms is not None
         columns.touch(row)
@@ -58,10 +59,11 @@ class Ledger:
 
         def undo() -> None:
             columns.free[row] += fits.need
-            for (slot, grant), user in zip(chosen, users, strict=True):
+            for slot, grant in chosen:
                 columns.compute[row, slot] += grant.compute_milli
                 columns.gpu_memory[row, slot] += grant.memory_mib
                 columns.compute_free[row] += grant.compute_milli
+            for (slot, _), user in zip(chosen, users, strict=False):
                 columns.user[row, slot] = user
             columns.ports_used[row].difference_update(ports)
             columns.limited[row] -= ends_ms is not None
