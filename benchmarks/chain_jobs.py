@@ -1,8 +1,6 @@
 """Twenty small ops, each waiting for the one before, under two executors: what is left is the executors' own time."""
 
-from __future__ import annotations
-
-from dagster import In, Nothing, OpExecutionContext, graph, multiprocess_executor, op
+from dagster import In, Nothing, OpExecutionContext, job, multiprocess_executor, op
 
 from crater_dagster import crater_executor, crater_tags
 
@@ -15,12 +13,17 @@ def link(context: OpExecutionContext) -> None:
     context.log.debug("here")
 
 
-@graph
-def chain() -> None:
+def _chain() -> None:
     before = link.alias("step_00")()
     for number in range(1, STEPS):
         before = link.alias(f"step_{number:02}")(before)
 
 
-crater_chain = chain.to_job("crater_chain", executor_def=crater_executor)
-multiprocess_chain = chain.to_job("multiprocess_chain", executor_def=multiprocess_executor)
+@job(executor_def=crater_executor.configured({"env_profile": "dagster"}))
+def crater_chain() -> None:
+    _chain()
+
+
+@job(executor_def=multiprocess_executor)
+def multiprocess_chain() -> None:
+    _chain()

@@ -16,6 +16,7 @@ from example_pipelines.demo.machine import free_ports
 from example_pipelines.demo.processes import Processes, program
 
 NODE = "bench-01"
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def a_cluster(home: Path) -> Iterator[Cluster]:
             ],
             "simulated_gpus": [{"model": "Simulated GPU", "count": 1}],
             "gpu_sharing": {"enabled": True, "compute_mode": "time_slice"},
+            "env_profiles": {"dagster": {"DAGSTER_HOME": str(home / "dagster"), "PYTHONPATH": str(ROOT), "CRATER_ENDPOINT": url}},
             "log": {"level": "warning"},
         },
     )

@@ -67,6 +67,7 @@ class Demo:
             "CRATER_TOKEN_FILE": str(self.home / "token"),
             "CRATER_EXAMPLE_DATA": str(self.data),
             "CRATER_EXAMPLE_AUTOSCALE": "1" if self.autoscale else "0",
+            **{name: os.environ[name] for name in ("CRATER_EXAMPLE_EPOCHS",) if name in os.environ},
             "DAGSTER_HOME": str(self.home / "dagster"),
             "DO_NOT_TRACK": "1",
         }
@@ -161,7 +162,7 @@ def start_cluster(demo: Demo, processes: Processes) -> None:
     processes.wait_until("the scheduler", lambda: answers(f"{demo.scheduler_url}/health"), START_TIMEOUT_S)
     for name in (GPU_NODE, CPU_NODE):
         command = [program("crater-agent"), "--config", str(demo.home / f"{name}.yaml"), "--stop-workloads-on-exit"]
-        processes.start(f"crater-agent-{name}", command, grace_s=20.0)
+        processes.start(f"crater-agent-{name}", command, grace_s=20.0, wave=1)
 
     def both_ready() -> bool:
         health = answers(f"{demo.scheduler_url}/health")
@@ -174,8 +175,8 @@ def start_dagster(demo: Demo, processes: Processes) -> None:
     """Dagster's web server and daemon, both on the workspace that loads the example."""
     workspace = ["-w", str(demo.home / "workspace.yaml")]
     web = [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(demo.ports.dagster), *workspace]
-    processes.start("dagster-webserver", web)
-    processes.start("dagster-daemon", [program("dagster-daemon"), "run", *workspace])
+    processes.start("dagster-webserver", web, grace_s=5.0, wave=2)
+    processes.start("dagster-daemon", [program("dagster-daemon"), "run", *workspace], grace_s=5.0, wave=2)
 
 
 def wait_for_dagster(demo: Demo, processes: Processes) -> None:

@@ -54,10 +54,28 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     grace_s: float = 10.0
+    wave: int = 0
+    """Processes of a higher wave end first, those of one wave together."""
 
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def ask_to_end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def ended_in_time(self) -> bool:
+        """Wait for its end for the grace; then kill what is left of its session. False when it had not ended by itself."""
+        in_time = True
+        try:
+            self.process.wait(self.grace_s)
+        except subprocess.TimeoutExpired:
+            in_time = False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return in_time
 
 
 @dataclass
@@ -68,7 +86,7 @@ class Processes:
     environment: Mapping[str, str]
     running: list[Running] = field(default_factory=list)
 
-    def start(self, name: str, command: Sequence[str], *, grace_s: float = 10.0, **environment: str) -> Running:
+    def start(self, name: str, command: Sequence[str], *, grace_s: float = 10.0, wave: int = 0) -> Running:
         log = self.home / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
@@ -77,12 +95,12 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**self.environment, **environment},
+                env=dict(self.environment),
                 cwd=self.home,
                 start_new_session=True,
                 preexec_fn=_end_with_the_demo,
             )
-        self.running.append(Running(name, process, log, grace_s))
+        self.running.append(Running(name, process, log, grace_s, wave))
         return self.running[-1]
 
     def wait_until(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
@@ -105,27 +123,14 @@ class Processes:
     def stop_all(self) -> list[str]:
         """End everything, newest first; names what had to be killed. Nothing of the demo's home runs afterwards."""
         killed: list[str] = []
-        for one in reversed(self.running):
-            if not _end(one):
-                killed.append(one.name)
+        for wave in sorted({one.wave for one in self.running}, reverse=True):
+            together = [one for one in self.running if one.wave == wave]
+            for one in together:
+                one.ask_to_end()
+            killed += [one.name for one in together if not one.ended_in_time()]
         self.running.clear()
-        killed += [f"{name} ({pid})" for pid, name in stop_leftovers(self.home).items()]
+        stop_leftovers(self.home)
         return killed
-
-
-def _end(one: Running) -> bool:
-    """SIGTERM, then SIGKILL to its whole session after the grace; False when that was needed."""
-    with contextlib.suppress(ProcessLookupError):
-        one.process.send_signal(signal.SIGTERM)
-    in_time = True
-    try:
-        one.process.wait(one.grace_s)
-    except subprocess.TimeoutExpired:
-        in_time = False
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(one.process.pid, signal.SIGKILL)
-    one.process.wait()
-    return in_time
 
 
 def _end_with_the_demo() -> None:

@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, raw: tuple[np.ndarray, np.
     files = DigitsFiles(tmp_path_factory.mktemp("digits"))
     files.write_arrays("features", **prepare.make_features(*raw, seed=7))
     model = files.new_model_path("a")
-    assert train.main(["--data", str(files.arrays_path("features")), "--out", str(model), "--epochs", "2"]) == 0
+    assert train.main(["--data", str(files.arrays_path("features")), "--out", str(model), "--epochs", "2", "--threads", "1"]) == 0
     return files, files.publish_model(model)
 
 
@@ -86,7 +86,7 @@ def test_two_epochs_already_read_most_digits_that_training_never_saw(trained: tu
 def test_the_same_training_twice_is_the_same_file(trained: tuple[DigitsFiles, Path]):
     files, model = trained
     again = files.new_model_path("b")
-    train.main(["--data", str(files.arrays_path("features")), "--out", str(again), "--epochs", "2"])
+    train.main(["--data", str(files.arrays_path("features")), "--out", str(again), "--epochs", "2", "--threads", "1"])
     assert file_sha256(again) == file_sha256(model)
     assert files.publish_model(again) == model == files.current_model()
     assert model.name == f"digits-{file_sha256(model)[:16]}.pt"
@@ -94,7 +94,18 @@ def test_the_same_training_twice_is_the_same_file(trained: tuple[DigitsFiles, Pa
 
 def test_train_runs_by_itself_and_prints_its_progress(trained: tuple[DigitsFiles, Path], tmp_path: Path):
     files, _ = trained
-    command = [sys.executable, str(TRAIN), "--data", str(files.arrays_path("features")), "--out", "model.pt", "--epochs", "1"]
+    command = [
+        sys.executable,
+        str(TRAIN),
+        "--data",
+        str(files.arrays_path("features")),
+        "--out",
+        "model.pt",
+        "--epochs",
+        "1",
+        "--threads",
+        "1",
+    ]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
     assert ran.returncode == 0, ran.stderr
     assert "epoch  1/1" in ran.stdout
