@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from crater_core import __version__
 from crater_core.errors import CraterError
 from crater_core.service.auth import Guard
+from crater_core.service.console_page import ConsolePage
 from crater_core.service.gate import Count, Gate, too_large
 from crater_core.service.hot import HotPaths
 from crater_core.service.http import Hub, invalid, plain_problem, problem
@@ -49,7 +50,7 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
     tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
-    for routes in (agents, tasks, WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub)):
+    for routes in (agents, tasks, WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), ConsolePage()):
         app.include_router(routes.router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

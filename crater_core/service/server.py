@@ -75,6 +75,7 @@ async def _serve(
                 timeout_keep_alive=75,
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
+                proxy_headers=False,
             ),
             engine,
         )

@@ -31,6 +31,7 @@ SERVICE = {"name": "web", "command": ["serve"], "project": "ml", "replicas": 0}
 NODE = {"capacity": {"cpu_milli": 500}, "allocatable": {"cpu_milli": 500, "memory_bytes": 2**36}}
 MATRIX: list[tuple[str, str, Any, dict[str, int]]] = [
     ("GET", "/health", None, dict.fromkeys(ROLES, 200)),
+    ("GET", "/", None, dict.fromkeys(ROLES, 200)),
     ("GET", "/openapi.json", None, dict.fromkeys(ROLES, 200)),
     ("GET", "/v1/tasks", None, {"admin": 200, "submitter": 200, "narrow": 200, "viewer": 200, "agent": 403}),
     ("POST", "/v1/tasks", TASK, {"admin": 201, "submitter": 201, "narrow": 403, "viewer": 403, "agent": 403}),
@@ -175,3 +176,12 @@ def test_errors_of_the_server_are_problem_details_too(api: Api) -> None:
 def test_answers_carry_the_security_headers(api: Api) -> None:
     headers = api.http.get("/health").headers
     assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
+
+
+def test_the_console_page_runs_only_its_own_script(api: Api) -> None:
+    answer = api.http.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for attribute in ("http://", "https://", " onclick=", " style=", " src="):
+        assert attribute not in answer.text
