@@ -73,8 +73,8 @@ def run(arguments: Sequence[str]) -> int:
     except TimeoutError as error:
         err().print(f"crater: {error}", style="red")
         return FAILED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain when it closes the pipe.
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has seen enough (Typer then exits by itself); Python must not complain at its own end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, typer.Abort):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class World:
         } | fields
 
 
-def declare_node(url: str, name: str, *, cpu: int = 64, memory_gib: int = 256, gpus: int = 0, pools: bool = True) -> None:
+def _declare(url: str, name: str, *, cpu: int = 64, memory_gib: int = 256, gpus: int = 0) -> None:
     """A node that no agent runs on: tasks are placed there and wait for ever."""
     amounts = {"cpu_milli": cpu * 1000, "memory_bytes": memory_gib * GIB, "disk_bytes": 4096 * 10**9}
     kinds = {"cpu-pool": "cpu", "memory-pool": "memory", "disk-pool": "disk"} | ({"gpu-pool": "gpu"} if gpus else {})
@@ -54,7 +54,7 @@ def declare_node(url: str, name: str, *, cpu: int = 64, memory_gib: int = 256, g
         }
         for i in range(gpus)
     ]
-    body = {"capacity": amounts, "allocatable": amounts, "pools": kinds if pools else {}, "devices": devices}
+    body = {"capacity": amounts, "allocatable": amounts, "pools": kinds, "devices": devices}
     httpx.post(f"{url}/v1/agents/{name}/register", json=body, trust_env=False).raise_for_status()
 
 
@@ -79,3 +79,8 @@ def bare() -> Iterator[SchedulerProcess]:
     with start_scheduler(folder) as scheduler:
         yield scheduler
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def declare_node() -> Callable[..., None]:
+    return _declare
