@@ -9,3 +9,4 @@ from crater_core.simulation.traces import Arrival as Arrival
 from crater_core.simulation.traces import Trace as Trace
 from crater_core.simulation.traces import read_jobs as read_jobs
 from crater_core.simulation.traces import read_openb as read_openb
+from crater_core.simulation.traces import with_known_ends as with_known_ends

@@ -149,7 +149,7 @@ class _Replay:
                 self._started(allocation, now_ms)
         for preemption in plan.preemptions:
             victim = self.snapshot.allocations[preemption.victim]
-            since = victim.started_at_ms or now_ms
+            since = victim.started_at_ms if victim.started_at_ms is not None else now_ms
             self.outcome.preemptions += 1
             self.outcome.lost_work_ms += victim.held.gpu_milli * (now_ms - since) // MILLI
             self._report(victim, AllocationStatus.CANCELLED, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crater_core.errors import InvalidRequest
@@ -88,6 +88,12 @@ def read_jobs(jobs_file: Path, *, gpus_per_node: int = 8, load_milli: int = 750)
         a_machine(f"node-{i:04d}", 8000 * gpus_per_node, 64 * GIB * gpus_per_node, gpus_per_node, "V100") for i in range(count)
     )
     return Trace(jobs_file.stem, tuple(nodes), tuple(arrivals))
+
+
+def with_known_ends(trace: Trace) -> Trace:
+    """The same tasks, each with its true run time as its time limit: what a perfect forecast would know."""
+    arrivals = (replace(arrival, spec=replace(arrival.spec, time_limit_ms=max(1, arrival.runs_ms))) for arrival in trace.arrivals)
+    return replace(trace, arrivals=tuple(arrivals))
 
 
 def nodes_for_load(arrivals: Iterable[Arrival], gpus_per_node: int, load_milli: int) -> int:
