@@ -253,6 +253,7 @@ class AllDataClient:
         self.cluster = cluster
         self._crater = CraterClient(cluster.scheduler_address, cluster.token, user=user)
         self._overview: tuple[float, Overview] | None = None
+        self._of_users: dict[str, AllDataClient] = {}
 
     def __enter__(self) -> AllDataClient:
         return self
@@ -261,11 +262,14 @@ class AllDataClient:
         self.close()
 
     def close(self) -> None:
+        """Give the connections back, those of `for_user` too; a later call opens new ones."""
         self._crater.close()
+        for client in self._of_users.values():
+            client.close()
 
     def for_user(self, user: str) -> AllDataClient:
         """The same cluster, for another user of the platform."""
-        return AllDataClient(self.cluster, user=user)
+        return self._of_users.setdefault(user, AllDataClient(self.cluster, user=user))
 
     def overview(self, *, fresh: bool = False) -> Overview:
         """Each pool's free amounts. Asks the scheduler at most once in `sync_interval_s`, unless `fresh`."""

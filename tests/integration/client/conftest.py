@@ -39,9 +39,9 @@ class World:
         } | fields
 
 
-def _declare(url: str, name: str, *, cpu: int = 64, memory_gib: int = 256, gpus: int = 0) -> None:
+def _declare(url: str, name: str, *, cpu: int = 64, memory_bytes: int = 256 * GIB, gpus: int = 0) -> None:
     """A node that no agent runs on: tasks are placed there and wait for ever."""
-    amounts = {"cpu_milli": cpu * 1000, "memory_bytes": memory_gib * GIB, "disk_bytes": 4096 * 10**9}
+    amounts = {"cpu_milli": cpu * 1000, "memory_bytes": memory_bytes, "disk_bytes": 4096 * 10**9}
     kinds = {"cpu-pool": "cpu", "memory-pool": "memory", "disk-pool": "disk"} | ({"gpu-pool": "gpu"} if gpus else {})
     devices = [
         {
