@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from crater_dagster.autoscale import build_autoscale_sensor
     from crater_dagster.executor import crater_executor
     from crater_dagster.launcher import CraterRunLauncher
+    from crater_dagster.logs import CraterComputeLogManager
     from crater_dagster.pipes import PipesCraterClient
     from crater_dagster.resource import CraterResource
     from crater_dagster.services import inference_service_asset
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoscaleRule",
+    "CraterComputeLogManager",
     "CraterResource",
     "CraterRunLauncher",
     "PipesCraterClient",
@@ -35,6 +37,7 @@ __all__ = [
 
 _HOMES = {
     "AutoscaleRule": "crater_core.lifecycle.autoscale",
+    "CraterComputeLogManager": "crater_dagster.logs",
     "CraterResource": "crater_dagster.resource",
     "CraterRunLauncher": "crater_dagster.launcher",
     "PipesCraterClient": "crater_dagster.pipes",

@@ -37,6 +37,13 @@ from dagster._core.launcher.base import LaunchRunContext as LaunchRunContext
 from dagster._core.launcher.base import ResumeRunContext as ResumeRunContext
 from dagster._core.launcher.base import RunLauncher as RunLauncher
 from dagster._core.launcher.base import WorkerStatus as WorkerStatus
+from dagster._core.storage.compute_log_manager import CapturedLogContext as CapturedLogContext
+from dagster._core.storage.compute_log_manager import CapturedLogData as CapturedLogData
+from dagster._core.storage.compute_log_manager import CapturedLogMetadata as CapturedLogMetadata
+from dagster._core.storage.compute_log_manager import CapturedLogSubscription as CapturedLogSubscription
+from dagster._core.storage.compute_log_manager import ComputeIOType as ComputeIOType
+from dagster._core.storage.compute_log_manager import ComputeLogManager as ComputeLogManager
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager as LocalComputeLogManager
 from dagster._grpc.types import ExecuteStepArgs as ExecuteStepArgs
 from dagster._serdes import ConfigurableClass as ConfigurableClass
 from dagster._serdes import ConfigurableClassData as ConfigurableClassData
@@ -90,7 +97,7 @@ _preloaded: list[DagsterInstance] = []
 
 
 def preload() -> None:
-    """Import what workers need and open this node's instance once. Its storages open a connection for each use, so none is left."""
+    """Import what workers need and open this node's instance once. Its storages keep no connection open, so none is left."""
     import dagster._cli.api
     import dagster._core.execution.api
     import dagster._core.execution.plan.execute_plan

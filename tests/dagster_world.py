@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+from agent_harness import AgentProcess, start_agent
 from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
@@ -19,6 +21,7 @@ from harness import wait_until
 
 from crater_core.client import CraterClient
 from crater_core.wire.tasks import TaskView
+from crater_dagster import CraterRunLauncher
 
 FILE = Path(__file__).parent / "dagster" / "pipelines.py"
 
@@ -46,6 +49,14 @@ class World:
             WorkspaceProcessContext(instance, PythonFileTarget(str(FILE), "defs", str(FILE.parent), "tests")) as workspace,
         ):
             yield World(home.parent, instance, workspace, client)
+            servers = workspace._grpc_server_registry
+        servers.wait_for_processes()
+
+    @property
+    def launcher(self) -> CraterRunLauncher:
+        launcher = self.instance.run_launcher
+        assert isinstance(launcher, CraterRunLauncher)
+        return launcher
 
     def create(self, job: str, run_config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> DagsterRun:
         location = self.workspace.create_request_context().code_locations[0]
@@ -102,6 +113,12 @@ class World:
         wanted = {"crater/role": "step", "dagster/step_key": step_key} if step_key else {"crater/role": "run"}
         return next(self.client.tasks(group=f"dagster-run:{run_id}", labels=wanted))
 
+    def task_once(self, run_id: str, step_key: str) -> TaskView:
+        """Of a step, once it has been submitted."""
+        wanted = {"crater/role": "step", "dagster/step_key": step_key}
+        found = lambda: next(self.client.tasks(group=f"dagster-run:{run_id}", labels=wanted), None)  # noqa: E731
+        return wait_until(found, 60, f"a task of {step_key}")
+
     def worker_pid(self, run_id: str, step_key: str | None) -> int:
         """The process of a step, or of the run worker, as its node wrote it down."""
         allocation = self.task_of(run_id, step_key).allocation
@@ -138,3 +155,36 @@ class World:
             with contextlib.suppress(Exception):
                 lines.append(self.client.logs(task.id, "stderr").data.decode()[-3000:])
         return "\n".join(lines)
+
+
+def _profile(place: Path, url: str, home: str) -> dict[str, str]:
+    return {"DAGSTER_HOME": str(place / home), "CRATER_ENDPOINT": url, "DO_NOT_TRACK": "1"}
+
+
+def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProcess:
+    overrides: dict[str, Any] = {
+        "labels": {"side": side},
+        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging")},
+        "control": {"slots": 4, "memory": "4GB"},
+        "ports": {"first": 31_000 if side == "left" else 31_100, "count": 100},
+        "sample_interval": "5s",
+    }
+    if gpu:
+        overrides["simulated_gpus"] = [{"count": 1, "memory": "8GiB"}]
+        overrides["gpu_sharing"] = {"enabled": True, "compute_mode": "time_slice"}
+        pools = [
+            {"name": "cpu-pool", "type": "cpu", "cores": 2},
+            {"name": "memory-pool", "type": "memory", "size_gb": 4},
+            {"name": "gpu-pool", "type": "gpu", "devices": [0]},
+        ]
+        overrides["resource_pools"] = pools
+    return start_agent(place, url, name, **overrides)
+
+
+def a_home(place: Path, url: str, name: str, **further: Any) -> Path:
+    home = place / name
+    home.mkdir()
+    config = {"endpoint": url, "env_profile": name, "grace": "3s", "unreachable_grace": "2s"}
+    launcher = {"module": "crater_dagster", "class": "CraterRunLauncher", "config": config}
+    (home / "dagster.yaml").write_text(yaml.safe_dump({"run_launcher": launcher, "telemetry": {"enabled": False}, **further}))
+    return home

@@ -92,6 +92,28 @@ def waits_for_a_file(context: dg.OpExecutionContext) -> int:
     return 5
 
 
+@dg.op(tags=crater_tags(**SMALL), config_schema={"wait_for": str})
+def speaks(context: dg.OpExecutionContext) -> None:
+    print("first words")
+    while not Path(context.op_config["wait_for"]).exists():
+        time.sleep(0.02)
+    print("last words")
+
+
+@dg.op(tags=crater_tags(**SMALL), config_schema={"mark": str})
+def lives_twice(context: dg.OpExecutionContext) -> int:
+    mark = Path(context.op_config["mark"])
+    with mark.open("a") as file:
+        file.write(f"{os.environ['CRATER_NODE']} {context.retry_number}\n")
+    while not mark.with_suffix(".end").exists():
+        time.sleep(0.02)
+    return 5
+
+
+@dg.op(tags=crater_tags(node_labels={"side": "nowhere"}, **SMALL))
+def waits_for_a_node() -> None: ...
+
+
 @dg.op(tags=crater_tags(**SMALL), out=dg.DynamicOut(int))
 def spreads():
     for number in range(3):
@@ -151,6 +173,21 @@ def slow():
 @dg.job(executor_def=crater_executor)
 def sleeping():
     sleeps()
+
+
+@dg.job(executor_def=crater_executor)
+def speaking():
+    speaks()
+
+
+@dg.job(executor_def=crater_executor)
+def surviving():
+    after(lives_twice())
+
+
+@dg.job(executor_def=crater_executor)
+def waiting():
+    waits_for_a_node()
 
 
 @dg.job(executor_def=crater_executor)
@@ -261,6 +298,9 @@ defs = dg.Definitions(
         slow,
         sleeping,
         interrupted,
+        speaking,
+        waiting,
+        surviving,
         spreading,
         in_one_process,
     ],
