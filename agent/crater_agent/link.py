@@ -31,7 +31,7 @@ class Link:
     def __init__(self, endpoints: tuple[str, ...], token: str | None, node: str) -> None:
         self._endpoints = list(endpoints)
         self._at = 0
-        self._node = node
+        self.node = node
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # No proxy from the environment: the scheduler is named by its own address.
         self._client = httpx.AsyncClient(headers=headers, trust_env=False, timeout=httpx.Timeout(10, connect=CONNECT_TIMEOUT_S))
@@ -66,7 +66,7 @@ class Link:
         why = ""
         # Each endpoint once, and one more for a leader that we are sent to.
         for _ in range(len(self._endpoints) + 1):
-            url = f"{self.endpoint}/v1/agents/{self._node}/{what}"
+            url = f"{self.endpoint}/v1/agents/{self.node}/{what}"
             try:
                 return await self._once(method, url, content, params, timeout_s)
             except NotLeader as error:
@@ -132,7 +132,8 @@ async def is_refused(url: httpx.URL) -> bool:
         with socket.socket(family, kind, protocol) as probe:
             probe.setblocking(False)
             try:
-                await asyncio.wait_for(loop.sock_connect(probe, address), CONNECT_TIMEOUT_S)
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await loop.sock_connect(probe, address)
             except ConnectionRefusedError:
                 continue
             except (OSError, TimeoutError):

@@ -26,8 +26,10 @@ from crater_agent.metrics import Metrics
 from crater_agent.records import Records
 from crater_agent.runtime import Identity, Place, ProcessRuntime, identity_of
 from crater_agent.server import Server
+from crater_agent.session import Session
 from crater_agent.spawner import Spawner
 from crater_agent.watch import Watcher
+from crater_agent.workload import Workload
 from crater_core import __version__
 from crater_core.clock import SystemClock
 from crater_core.configuration import bad_value
@@ -187,23 +189,23 @@ async def _serve(
     place = Place(host, _scratch_root(settings), boot_id, settings.mount_roots, identity)
     runtime = ProcessRuntime(place, records, spawner, cgroups)
     link = Link(settings.scheduler_endpoint, token, node)
-    agent = Agent(node, declaration, link, runtime, Watcher(runtime, settings.logs.max_bytes), SystemClock())
-    agent.logs_keep_ms = settings.logs.keep
+    clock, workloads = SystemClock(), dict[str, Workload]()
+    session = Session(declaration, link, runtime, workloads, clock)
+    watcher = Watcher(runtime, settings.logs.max_bytes)
+    agent = Agent(node, session, workloads, runtime, watcher, clock, settings.logs.keep)
     agents.append(agent)
     found = await spawner.connect()
     log.info("%s spawner, pid %d", "found the" if found else "started a", spawner.pid)
     await agent.take_over()
     secret = secrets.token_urlsafe(32)
     real = tuple(device.uuid for device in declaration.devices if not device.simulated)
-    metrics = Metrics(
-        node, __version__, declaration.devices, machine.sample, lambda: gpus.sample(real), lambda: agent.workloads.values()
-    )
+    metrics = Metrics(node, __version__, declaration.devices, machine.sample, lambda: gpus.sample(real), workloads.values)
     began = time.monotonic()
     server = Server(records, secret, metrics.render, lambda: _health(agent, began))
     port = await _listen(server, settings)
     address = settings.address or _address(settings)
     url_host = f"[{address}]" if ":" in address else address
-    agent.declaration = declare.with_edges(
+    session.declaration = declare.with_edges(
         declaration, settings, address, f"http://{url_host}:{port}", secret, boot_id, __version__
     )
     log.info("metrics, health and logs at port %d of %s", port, settings.host)
@@ -245,9 +247,9 @@ def _health(agent: Agent, began: float) -> dict[str, object]:
         "status": "ok",
         "node": agent.node,
         "version": __version__,
-        "registered": agent.registered,
-        "scheduler": agent.link.endpoint,
-        "term": agent.heard.term,
+        "registered": agent.session.registered,
+        "scheduler": agent.session.link.endpoint,
+        "term": agent.session.heard.term,
         "running": sum(1 for workload in agent.workloads.values() if workload.running),
         "up_s": int(time.monotonic() - began),
     }

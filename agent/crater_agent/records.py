@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crater_agent.shim import write_record
+from crater_agent.forked import write_record
 from crater_core.wire.agents import Lease, ReportBody
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")

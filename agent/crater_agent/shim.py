@@ -4,7 +4,7 @@ Started as `python -I -S shim.py DATA_DIR`, standard library only, so that a for
 the agent's data directory for one JSON object a line, and stops what may be started elsewhere when no agent renews its lease.
 """
 
-# ruff: noqa: PTH108, PTH123, S606
+# ruff: noqa: PTH108, PTH123
 # (pathlib costs the spawner memory and time; starting programs without a shell is its work)
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
 from typing import Any
 
 if __name__ == "__main__":
     # Started as a file and without site-packages: the package is the folder that the file is in.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+from crater_agent import forked
 from crater_agent.templates import TemplateFault, Templates
 
 PROTOCOL = 2
@@ -37,26 +37,6 @@ FIRST_AGENT_S = 20.0
 """How long it waits for the agent that started it."""
 _PR_SET_CHILD_SUBREAPER = 36
 Message = dict[str, Any]
-
-
-def start_ticks(pid: int | str) -> int | None:
-    """When a process started, in clock ticks since boot: with the pid this names a process for ever."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def write_record(directory: str, name: str, content: Message, durably: bool = True) -> None:
-    """One small JSON file. Torn by a power cut it does not parse, and counts as not there."""
-    fd = os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, json.dumps(content).encode())
-        if durably:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _noted(number: int, frame: object) -> None:
@@ -107,117 +87,12 @@ class Parked:
         return True
 
 
-def _parked_main(procs_files: list[str], orders_fd: int, why_fd: int, parent: int) -> None:
-    """In a parked child: join, say so, and wait. Never returns."""
-    try:
-        orders_fd, why_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (orders_fd, why_fd))
-        orders_fd, why_fd = os.dup2(orders_fd, 3, inheritable=False), os.dup2(why_fd, 4, inheritable=False)
-        # Nothing of the spawner may stay open here: its lock and its connections would outlive it.
-        os.closerange(5, 1_048_576)
-        settle(procs_files)
-        os.write(why_fd, b"\0")
-        data = b""
-        while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "big"):
-            part = os.read(orders_fd, 1 << 20)
-            if not part:
-                os._exit(0)
-            data += part
-        _child_main({**json.loads(data[8:]), "settled": True}, why_fd, parent)
-    except BaseException as error:
-        os.write(why_fd, f"{error}".encode()[:4000])
-    finally:
-        os._exit(127)
-
-
-def _child_main(order: Message, error_fd: int, parent: int) -> None:
-    """In the child: become the workload. Never returns."""
-    step = f"run {order['program']}"
-    try:
-        error_fd = take_on(order, error_fd, parent)
-        os.execve(order["program"], order["argv"], order["env"])
-    except StepFailed as error:
-        os.write(error_fd, str(error).encode()[:4000])
-    except BaseException as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        os.write(error_fd, f"could not {step}: {why}".encode()[:4000])
-    finally:
-        os._exit(127)
-
-
-class StepFailed(Exception):
-    """A step on the way to becoming a workload did not succeed; the text says which and why."""
-
-
-@contextlib.contextmanager
-def _step(what: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StepFailed(f"could not {what}: {error.strerror or error}") from None
-
-
-def settle(procs_files: list[str]) -> None:
-    """In a fresh fork: its own session, its cgroup, and ordinary signals."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    os.setsid()
-    with _step("join the cgroup"):
-        for path in procs_files:
-            _put(path, b"0", os.O_WRONLY)
-    with contextlib.suppress(OSError):
-        # When the whole machine runs out of memory a workload goes before the agent does.
-        _put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
-
-
-def take_on(order: Message, error_fd: int, parent: int) -> int:
-    """In a fresh fork: take on the workload's session, limits, files and user. Returns `error_fd` where it is then.
-
-    Raises StepFailed. Ends the process when `parent` is no longer its parent: then nobody would know of it.
-    """
-    if not order.get("settled"):
-        settle(order.get("procs_files", []))
-    with _step("open the log files"):
-        null = os.open("/dev/null", os.O_RDONLY)
-        out = os.open(order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        err = os.open(order["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with _step("write the start record"):
-        record = {"pid": os.getpid(), "start_ticks": start_ticks("self"), "at_ms": time.time_ns() // 1_000_000}
-        _put(f"{order['dir']}/started.json", json.dumps(record).encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    if os.getppid() != parent:
-        os._exit(127)
-    if order.get("uid") is not None:
-        with _step("change to the workload's user"):
-            os.setgroups(order.get("groups", []))
-            os.setgid(order["gid"])
-            os.setuid(order["uid"])
-    os.umask(order.get("umask", 0o022))
-    with _step(f"enter the working directory {order['cwd']}"):
-        os.chdir(order["cwd"])
-    # Descriptors last, so that until here a failure can be told. First away from the standard ones, which are overwritten.
-    error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, 10)
-    for target, source in enumerate((null, out, err)):
-        os.dup2(source, target)
-    # The pipe that tells the parent of a failed start is the one descriptor kept; exec closes it.
-    error_fd = os.dup2(error_fd, 3, inheritable=False)
-    os.closerange(4, 1_048_576)
-    return error_fd
-
-
-def _put(path: str, content: bytes, flags: int) -> None:
-    fd = os.open(path, flags, 0o600)
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
-
-
 def _end_what_started(order: Message) -> None:
     """A template that broke with an order in its hands may have forked the workload: it must not run beside its next attempt."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         with open(f"{order['dir']}/started.json", "rb") as file:
             started = json.loads(file.read())
-        if start_ticks(started["pid"]) == started["start_ticks"]:
+        if forked.start_ticks(started["pid"]) == started["start_ticks"]:
             os.killpg(started["pid"], signal.SIGKILL)
 
 
@@ -361,17 +236,17 @@ class Shim:
         why_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
-            forked = self.templates.fork(order, write_fd) if order.get("template") else None
-            pid = os.fork() if forked is None else forked
+            warm = self.templates.fork(order, write_fd) if order.get("template") else None
+            pid = os.fork() if warm is None else warm
         except (OSError, TemplateFault) as error:
             os.close(why_fd)
             os.close(write_fd)
             _end_what_started(order)
             return {"error": f"could not fork: {error}"}
         if pid == 0:
-            _child_main(order, write_fd, parent)
+            forked.become(order, write_fd, parent)
         os.close(write_fd)
-        self._watch({**order, "warm": forked is not None}, pid, why_fd, connection)
+        self._watch({**order, "warm": warm is not None}, pid, why_fd, connection)
         return None
 
     def _watch(self, order: Message, pid: int, why_fd: int, connection: socket.socket) -> None:
@@ -394,7 +269,7 @@ class Shim:
                 os.unlink(f"{starting.order['dir']}/started.json")
             answer: Message = {"error": starting.why.decode(errors="replace")}
         else:
-            answer = {"pid": pid, "start_ticks": start_ticks(pid), "warm": starting.order.get("warm", False)}
+            answer = {"pid": pid, "start_ticks": forked.start_ticks(pid), "warm": starting.order.get("warm", False)}
         if starting.connection in self.agents:
             self._send(starting.connection, {"re": starting.number, **answer})
 
@@ -409,7 +284,7 @@ class Shim:
                 os.close(fd)
             return
         if pid == 0:
-            _parked_main(procs_files, orders_read, why_write, parent)
+            forked.wait_parked(procs_files, orders_read, why_write, parent)
         os.close(orders_read)
         os.close(why_write)
         self.parked[group] = Parked(pid, orders_write, why_read)
@@ -466,7 +341,7 @@ class Shim:
             }
             try:
                 # An agent that is here writes the end down itself before it tells anybody.
-                write_record(child.directory, "exit.json", ended, durably=not self.agents)
+                forked.write_record(child.directory, "exit.json", ended, durably=not self.agents)
             except OSError as error:
                 # A full disk must not cost the exit code while an agent is here to hear it.
                 sys.stderr.write(f"crater-agent spawner: exit of {child.name} not written: {error}\n")

@@ -55,7 +55,8 @@ class Spawner:
     async def ask(self, message: Message) -> Message:
         """Waits a while for a spawner that is just being replaced. Raises RuntimeFailed."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._connected.wait(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._connected.wait()
         if self._writer is None:
             raise RuntimeFailed("the spawner is not connected", again=1)
         self._count += 1
@@ -64,7 +65,8 @@ class Spawner:
         self._answers[number] = answer
         self._writer.write(json.dumps({**message, "n": number}).encode() + b"\n")
         try:
-            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await answer
         except TimeoutError:
             raise RuntimeFailed("the spawner did not answer", again=1) from None
         finally:
@@ -126,7 +128,8 @@ class Spawner:
         assert process.stdout is not None
         try:
             loop = asyncio.get_running_loop()
-            ready = await asyncio.wait_for(loop.run_in_executor(None, process.stdout.readline), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await loop.run_in_executor(None, process.stdout.readline)
         except TimeoutError:
             ready = b""
         process.stdout.close()

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from crater_agent import shim
+from crater_agent import forked
 
 SOCKET_FD = 3
 ADOPTION_TIMEOUT_S = 5.0
@@ -153,7 +153,7 @@ def _become(order: Message, error_fd: int, spawner: int) -> NoReturn:
         until = time.monotonic() + ADOPTION_TIMEOUT_S
         while os.getppid() != spawner and time.monotonic() < until:
             time.sleep(0.0002)
-        error_fd = shim.take_on(order, error_fd, spawner)
+        error_fd = forked.take_on(order, error_fd, spawner)
         _forget_the_template(order)
         os.close(error_fd)  # As exec does: the start has succeeded.
         code = _run_module(order["argv"])
