@@ -151,7 +151,11 @@ def _dagster() -> dict[str, Any]:
             "class": "CraterRunLauncher",
             "config": {"env_profile": "dagster"},
         },
-        "concurrency": {"runs": {"max_concurrent_runs": 4}},
+        "run_coordinator": {
+            "module": "dagster",
+            "class": "QueuedRunCoordinator",
+            "config": {"max_concurrent_runs": 4, "dequeue_interval_seconds": 1},
+        },
         "telemetry": {"enabled": False},
     }
 
@@ -175,8 +179,8 @@ def start_dagster(demo: Demo, processes: Processes) -> None:
     """Dagster's web server and daemon, both on the workspace that loads the example."""
     workspace = ["-w", str(demo.home / "workspace.yaml")]
     web = [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(demo.ports.dagster), *workspace]
-    processes.start("dagster-webserver", web, grace_s=5.0, wave=2)
-    processes.start("dagster-daemon", [program("dagster-daemon"), "run", *workspace], grace_s=5.0, wave=2)
+    processes.start("dagster-webserver", web, wave=2)
+    processes.start("dagster-daemon", [program("dagster-daemon"), "run", *workspace], wave=2)
 
 
 def wait_for_dagster(demo: Demo, processes: Processes) -> None:

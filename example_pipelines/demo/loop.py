@@ -64,6 +64,12 @@ class Dagster:
     url: str
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60.0))
 
+    def __enter__(self) -> Dagster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         try:
             response = self.client.post(f"{self.url}/graphql", json={"query": query, "variables": variables})

@@ -20,12 +20,13 @@ from example_pipelines.demo.cluster import Demo, Ports
 from example_pipelines.demo.loop import Dagster, Happened
 from example_pipelines.demo.machine import Machine, look, port_is_free
 from example_pipelines.demo.processes import DemoFailed, Interrupted, Processes, interruptible, stop_leftovers
-from example_pipelines.demo.show import Screen
+from example_pipelines.demo.show import Screen, cores
 from example_pipelines.digits.files import DigitsFiles
 
 JOB = "digits_loop"
 SERVICE = "digits"
 RUN_TIMEOUT_S = 900.0
+SETTLE_S = 15.0
 UP_PORTS = Ports(scheduler=8080, scheduler_metrics=9090, gpu_agent=9091, cpu_agent=9092, dagster=3000)
 
 
@@ -101,8 +102,13 @@ def _stop(screen: Screen, processes: Processes) -> None:
 def _loop(demo: Demo, processes: Processes, screen: Screen) -> int:
     began_ms = time.time_ns() // 1_000_000
     _start(demo, processes, screen)
-    dagster = Dagster(demo.dagster_url)
-    client = _client(demo)
+    with Dagster(demo.dagster_url) as dagster, _client(demo) as client:
+        return _through_dagster(demo, processes, screen, dagster, client, began_ms)
+
+
+def _through_dagster(
+    demo: Demo, processes: Processes, screen: Screen, dagster: Dagster, client: CraterClient, began_ms: int
+) -> int:
     run = dagster.launch(JOB)
     screen.say("run", f"{run[:8]} is launched: {demo.dagster_url}/runs/{run}")
     failures: list[Happened] = []
@@ -124,7 +130,7 @@ def _loop(demo: Demo, processes: Processes, screen: Screen) -> int:
         raise
     screen.calm()
     screen.say("run", status, "bold green" if status == "SUCCESS" else "bold red")
-    tasks = _tasks_since(client, began_ms)
+    tasks = _settled(client, began_ms)
     screen.table(tasks)
     if status != "SUCCESS":
         _explain_failure(client, screen, failures, tasks)
@@ -148,7 +154,7 @@ def _start(demo: Demo, processes: Processes, screen: Screen) -> None:
     for node in sorted(_client(demo).nodes(), key=lambda node: node.name, reverse=True):
         gpus = "".join(f", 1 {device.model}" for device in node.devices)
         memory = f"{node.allocatable.memory_bytes / 10**9:g} GB"
-        screen.say(node.name, f"{node.allocatable.cpu_milli / 1000:g} cores, {memory}{gpus}, limits {node.enforcement}")
+        screen.say(node.name, f"{cores(node.allocatable.cpu_milli)}, {memory}{gpus}, limits {node.enforcement}")
     _remove_services(_client(demo))
     screen.busy("Dagster is loading the example")
     cluster.wait_for_dagster(demo, processes)
@@ -178,6 +184,16 @@ def _stay(demo: Demo, processes: Processes, screen: Screen) -> int:
 
 def _client(demo: Demo) -> CraterClient:
     return CraterClient(demo.scheduler_url, demo.token)
+
+
+def _settled(client: CraterClient, began_ms: int) -> list[TaskView]:
+    """The demo's tasks once the run's worker and its last step have left, which they do a moment after the run's end."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        tasks = _tasks_since(client, began_ms)
+        if all(task.ended or task.service for task in tasks) or time.monotonic() > until:
+            return tasks
+        time.sleep(0.1)
 
 
 def _tasks_since(client: CraterClient, began_ms: int) -> list[TaskView]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich import box
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -14,8 +16,13 @@ from rich.text import Text
 from crater_core.wire.tasks import TaskView
 from example_pipelines.demo.loop import Happened
 
+_NUMBERS = ("waited", "ran", "GPU-hours", "core-hours")
 COLUMNS = ("task", "node", "devices", "waited", "ran", "GPU-hours", "core-hours", "outcome")
-PLAIN_WIDTH = 130
+PLAIN_WIDTH = 140
+WIDE = 130
+"""A terminal this wide shows each task on one line."""
+_OURS = re.compile(r"\btask t\w{10,}")
+"""Events that tell of a task: where it runs, or why it waits."""
 _LINES = {
     "ExecutionStepStartEvent": ("started", "cyan"),
     "ExecutionStepSuccessEvent": ("done", "green"),
@@ -65,26 +72,25 @@ class Screen:
             self.say(who, what, style)
             if happened.kind == "ExecutionStepStartEvent":
                 self.busy(f"{who} is running")
-        elif happened.kind == "LogMessageEvent":
+        elif happened.kind == "LogMessageEvent" and not happened.message.startswith("[pipes]"):
             self.say(who, happened.message)
+        elif happened.kind == "EngineEvent" and _OURS.search(happened.message):
+            self.say(who, happened.message, "dim")
         elif happened.kind == "AssetCheckEvaluationEvent":
             self.say(who, f"check {happened.message}", "green" if happened.message.endswith("passed") else "bold red")
 
     def table(self, tasks: Sequence[TaskView]) -> None:
-        table = Table(
-            title="What ran, as the scheduler metered it", title_justify="left", title_style="bold", header_style="bold"
-        )
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="bold", show_edge=False)
+        whole = self.console.width >= WIDE
         for name in COLUMNS:
-            table.add_column(
-                name, justify="right" if name in ("waited", "ran", "GPU-hours", "core-hours") else "left", no_wrap=True
-            )
+            table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=whole, overflow="fold")
         for task in tasks:
             cells = row(task)
             style = "" if task.status in ("succeeded", "running") else "red"
             table.add_row(*cells, style=style)
         table.add_section()
         table.add_row("all", "", "", "", "", *totals(tasks), "", style="bold")
-        self.console.print()
+        self.console.print("\n[bold]What ran, as the scheduler metered it[/]\n")
         self.console.print(table)
 
 
@@ -112,9 +118,13 @@ def totals(tasks: Sequence[TaskView]) -> tuple[str, str]:
 
 
 def devices(task: TaskView) -> str:
-    """Shares of GPUs, then cores: "0.50 GPU (simulated), 0.5 cores"."""
-    parts = [f"{grant.compute_milli / 1000:.2f} GPU{' (simulated)' if grant.simulated else ''}" for grant in task.devices]
-    return ", ".join([*parts, f"{task.requested.cpu_milli / 1000:g} cores"])
+    """Shares of GPUs, then cores: "0.5 simulated GPU, 0.75 cores"."""
+    parts = [f"{grant.compute_milli / 1000:g} {'simulated ' if grant.simulated else ''}GPU" for grant in task.devices]
+    return ", ".join([*parts, cores(task.requested.cpu_milli)])
+
+
+def cores(cpu_milli: int) -> str:
+    return f"{cpu_milli / 1000:g} core{'' if cpu_milli == 1000 else 's'}"
 
 
 def seconds(ms: int) -> str:

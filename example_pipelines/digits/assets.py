@@ -27,7 +27,7 @@ from example_pipelines.digits.files import DigitsFiles
 GROUP = "digits"
 PROJECT = "vision"
 SEED = 7
-EPOCHS = int(os.environ.get("CRATER_EXAMPLE_EPOCHS", "8"))
+EPOCHS = int(os.environ.get("CRATER_EXAMPLE_EPOCHS", "6"))
 ACCURACY_MIN = 0.95
 SERVICE = "digits"
 BATCH_IMAGES = 30

@@ -51,7 +51,7 @@ def test_a_row_says_where_on_what_how_long_and_how_it_ended():
     assert row(a_task()) == (
         "trained_model",
         "gpu-node-01",
-        "0.50 GPU (simulated), 0.75 cores",
+        "0.5 simulated GPU, 0.75 cores",
         "1.25 s",
         "1 min 1 s",
         "0.50000",
@@ -83,6 +83,7 @@ def test_plain_output_has_no_control_characters():
     screen.busy("moving")
     screen.event(Happened("ExecutionStepStartEvent", "features", ""))
     screen.event(Happened("LogMessageEvent", "trained_model", "epoch  1/8"))
+    screen.event(Happened("EngineEvent", None, "Run worker is task t01m8rxgfhsawd7kvxx on node cpu-node-01."))
     screen.event(Happened("EngineEvent", None, "something that nobody needs to see"))
     screen.table([a_task()])
     text = output.getvalue()
@@ -90,6 +91,7 @@ def test_plain_output_has_no_control_characters():
     assert "features             started" in text
     assert "epoch  1/8" in text
     assert "nobody" not in text
+    assert "Run worker is task" in text
     assert "gpu-node-01" in text
 
 
