@@ -22,7 +22,7 @@ from crater_core.service.routes_tasks import TaskRoutes
 
 log = logging.getLogger("crater.http")
 _AFTER = re.compile(rb"[0-9]{1,18}")
-_WAIT = re.compile(rb"(?:[0-9]|[1-5][0-9])(?:\.[0-9]{1,6})?")
+_WAIT = re.compile(rb"(?:[0-9]|[1-5][0-9])(?:\.[0-9]{1,20})?")
 Answer = Callable[[Request], Awaitable[Response]]
 
 
