@@ -7,8 +7,7 @@ import contextlib
 import socket
 from typing import Any, cast
 
-import httpx
-
+from crater_agent.outbound import httpx
 from crater_core.errors import CraterError, NotLeader, SchedulerUnreachable, Unavailable
 from crater_core.wire.agents import (
     Heartbeat,

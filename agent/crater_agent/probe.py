@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import httpx
-
+from crater_agent.outbound import httpx
 from crater_agent.workload import Workload
 from crater_core.model.reason import Reason, ReasonCode
 

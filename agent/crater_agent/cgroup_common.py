@@ -1,0 +1,122 @@
+"""What both versions of cgroups have in common: limits, counters, the two protocols, and their small files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+PERIOD_US = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    cpu_milli: int = 0
+    """0: no share of its own."""
+    cpu_hard: bool = True
+    """False: only a weight, for what drives others and must start at once."""
+    memory_bytes: int = 0
+    pids_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    cpu_ms: int = 0
+    memory_bytes: int = 0
+    """Now, without the page cache that the kernel can drop."""
+    memory_max_bytes: int = 0
+    """The highest the kernel saw, page cache included."""
+    oom_kills: int = 0
+
+
+class Group(Protocol):
+    @property
+    def procs_files(self) -> tuple[str, ...]:
+        """Where a process writes "0" to join."""
+        ...
+
+    def pids(self) -> set[int]: ...
+
+    def kill(self) -> None:
+        """SIGKILL to everything in it; call again until `pids` is empty."""
+        ...
+
+    def counters(self) -> Counters: ...
+
+    def remove(self) -> bool:
+        """True when it is gone; False when the kernel still holds it, then try again."""
+        ...
+
+
+class Cgroups(Protocol):
+    version: int
+
+    def create(self, name: str, limits: Limits) -> Group: ...
+
+    def group(self, name: str) -> Group: ...
+
+    def names(self) -> list[str]:
+        """The groups that are there."""
+        ...
+
+    def close(self) -> None:
+        """Remove the agent's own level when nothing is left in it."""
+        ...
+
+
+def quota_us(cpu_milli: int) -> int:
+    return max(1_000, cpu_milli * PERIOD_US // 1000)
+
+
+def read(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return file.read(1 << 16).decode()
+
+
+def write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def number(path: Path) -> int:
+    try:
+        return int(read(path))
+    except (OSError, ValueError):
+        return 0
+
+
+def pairs(path: Path) -> dict[str, int]:
+    try:
+        lines = read(path).splitlines()
+    except OSError:
+        return {}
+    split = [line.split() for line in lines]
+    return {words[0]: int(words[1]) for words in split if len(words) == 2 and words[1].isdigit()}
+
+
+def directories(base: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def remove(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""Cgroups of version 2: one tree, one directory a group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from crater_agent.cgroup_common import (
+    PERIOD_US,
+    Counters,
+    Group,
+    Limits,
+    directories,
+    lines,
+    number,
+    pairs,
+    quota_us,
+    remove,
+    write,
+)
+
+
+class CgroupsV2:
+    version = 2
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+
+    def create(self, name: str, limits: Limits) -> Group:
+        path = self._base / name
+        path.mkdir(exist_ok=True)
+        if limits.cpu_milli:
+            shares = max(2, limits.cpu_milli * 1024 // 1000)
+            write(path / "cpu.weight", str(max(1, min(10_000, 1 + (shares - 2) * 9999 // 262_142))))
+            if limits.cpu_hard:
+                write(path / "cpu.max", f"{quota_us(limits.cpu_milli)} {PERIOD_US}")
+        if limits.memory_bytes:
+            write(path / "memory.max", str(limits.memory_bytes))
+            with contextlib.suppress(OSError):
+                write(path / "memory.swap.max", "0")
+            # A task that lost one of its processes to the limit is not half alive: all of it goes.
+            with contextlib.suppress(OSError):
+                write(path / "memory.oom.group", "1")
+        write(path / "pids.max", str(limits.pids_max))
+        return GroupV2(path)
+
+    def group(self, name: str) -> Group:
+        return GroupV2(self._base / name)
+
+    def names(self) -> list[str]:
+        return directories(self._base)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._base.rmdir()
+
+
+class GroupV2:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def procs_files(self) -> tuple[str, ...]:
+        return (str(self._path / "cgroup.procs"),)
+
+    def pids(self) -> set[int]:
+        # A task may divide its own group further.
+        inner = [Path(root) / "cgroup.procs" for root, _, _ in os.walk(self._path)]
+        return {int(pid) for path in inner for pid in lines(path)}
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            write(self._path / "cgroup.kill", "1")
+            return
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def counters(self) -> Counters:
+        usage = number(self._path / "memory.current")
+        stat = pairs(self._path / "memory.stat")
+        return Counters(
+            cpu_ms=pairs(self._path / "cpu.stat").get("usage_usec", 0) // 1000,
+            memory_bytes=max(0, usage - stat.get("inactive_file", 0)),
+            memory_max_bytes=number(self._path / "memory.peak"),
+            oom_kills=pairs(self._path / "memory.events").get("oom_kill", 0),
+        )
+
+    def remove(self) -> bool:
+        for root, _, _ in os.walk(self._path, topdown=False):
+            remove(Path(root))
+        return not self._path.exists()
