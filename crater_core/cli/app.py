@@ -12,7 +12,7 @@ import typer.main
 
 from crater_core import __version__
 from crater_core.cli import cluster, events, logs, quotas, services, submit, tasks, usage
-from crater_core.cli.session import DENIED, FAILED, INTERRUPTED, MISSING, UNREACHABLE, USAGE, err, session
+from crater_core.cli.session import DENIED, FAILED, INTERRUPTED, MISSING, UNREACHABLE, USAGE, err, option, session
 from crater_core.errors import CraterError, Denied, InvalidRequest, NotFound, Unavailable
 
 app = typer.Typer(
@@ -39,13 +39,17 @@ def _version(wanted: bool) -> None:
 def options(
     endpoint: Annotated[
         str | None,
-        typer.Option(help="The scheduler, or several with commas. Else CRATER_ENDPOINT, else http://127.0.0.1:8080."),
+        typer.Option(
+            metavar="URL", help="The scheduler, or several with commas. Else CRATER_ENDPOINT, else http://127.0.0.1:8080."
+        ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="Better not here, where others can see it: CRATER_TOKEN, or CRATER_TOKEN_FILE with a path."),
+        typer.Option(
+            metavar="TOKEN", help="Better not here, where others can see it: CRATER_TOKEN, or CRATER_TOKEN_FILE with a path."
+        ),
     ] = None,
-    user: Annotated[str | None, typer.Option(help="For whom; with an administrator's token only.")] = None,
+    user: Annotated[str | None, option("NAME", "For whom; with an administrator's token only.")] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     session.endpoint, session.token, session.user = endpoint, token, user

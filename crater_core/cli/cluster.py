@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from crater_core.cli.session import FAILED, Json, client, note, out, print_json
-from crater_core.cli.show import NOTHING, ago, clean, facts, print_or_say, share, short, status, table
-from crater_core.model.units import show_bytes, show_mib, show_milli
+from crater_core.cli.show import NOTHING, ago, clean, facts, print_or_say, share, short, size, size_of, status, table
+from crater_core.model.units import show_mib, show_milli
 
 if TYPE_CHECKING:
     from crater_core.wire.nodes import DeviceView, NodeView, PoolView
@@ -52,7 +52,7 @@ def list_nodes(as_json: Json = False) -> None:
             str(node.allocations),
             _gpus_free(node),
             f"{show_milli(node.free.cpu_milli)} of {show_milli(node.allocatable.cpu_milli)}",
-            f"{show_bytes(node.free.memory_bytes)} of {show_bytes(node.allocatable.memory_bytes)}",
+            size_of(node.free.memory_bytes, node.allocatable.memory_bytes),
             short(node.heartbeat_age_ms),
         )
     print_or_say(out(), rows, "No nodes yet: start crater-agent on one, with this scheduler as its scheduler_endpoint.")
@@ -81,18 +81,20 @@ def show_node(name: NodeName, as_json: Json = False) -> None:
     console = out()
     console.print(Text.assemble((clean(node.name), "bold"), "  ", _node_status(node)))
     console.print()
+    all_, free = node.allocatable, node.free
+    cores = f"{show_milli(free.cpu_milli)} of {show_milli(all_.cpu_milli)}"
     used = [
-        ("cpu", node.allocatable.cpu_milli, node.free.cpu_milli, show_milli),
-        ("memory", node.allocatable.memory_bytes, node.free.memory_bytes, show_bytes),
-        ("disk", node.allocatable.disk_bytes, node.free.disk_bytes, show_bytes),
+        ("cpu", all_.cpu_milli, free.cpu_milli, cores),
+        ("memory", all_.memory_bytes, free.memory_bytes, size_of(free.memory_bytes, all_.memory_bytes)),
+        ("disk", all_.disk_bytes, free.disk_bytes, size_of(free.disk_bytes, all_.disk_bytes)),
     ]
     console.print(
         facts(
             [
                 *(
-                    (what, Text.assemble(share(all_ - free, all_), f"  {say(free)} of {say(all_)} free"))
-                    for what, all_, free, say in used
-                    if all_
+                    (what, Text.assemble(share(whole - left, whole), f"  {text} free"))
+                    for what, whole, left, text in used
+                    if whole
                 ),
                 ("labels", ", ".join(f"{key}={value}" for key, value in node.labels.items())),
                 ("pools", ", ".join(f"{pool} ({kind})" for pool, kind in node.pools.items())),
@@ -115,7 +117,7 @@ def show_node(name: NodeName, as_json: Json = False) -> None:
 
 def _device_row(device: DeviceView) -> list[str | Text]:
     state = Text("unhealthy", style="red") if not device.healthy else share(device.used_compute_milli, 1000, 6)
-    kind = (device.gpu_type or device.model) + (" (simulated)" if device.simulated else "")
+    kind = (device.gpu_type or device.model) + (" (sim)" if device.simulated else "")
     return [
         str(device.index),
         Text(clean(kind)),
@@ -166,12 +168,12 @@ def pools(as_json: Json = False) -> None:
 
 def _pool_amounts(pool: PoolView) -> tuple[int, int, str]:
     """(taken, all, what is free in words)."""
-    say = {"gpu": show_milli, "cpu": show_milli, "memory": show_bytes, "disk": show_bytes}[pool.kind]
+    say = {"gpu": show_milli, "cpu": show_milli, "memory": size, "disk": size}[pool.kind]
     field = {"gpu": "gpu_milli", "cpu": "cpu_milli", "memory": "memory_bytes", "disk": "disk_bytes"}[pool.kind]
     whole: int = getattr(pool.capacity, field)
     free: int = getattr(pool.free, field)
     untouched = f" ({pool.devices_free} whole)" if pool.kind == "gpu" and pool.devices else ""
-    return whole - free, whole, f"{say(free)} of {say(whole)}{untouched}"
+    return whole - free, whole, (size_of(free, whole) if say is size else f"{say(free)} of {say(whole)}") + untouched
 
 
 def health(as_json: Json = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import INTERRUPTED, Json, client, note, out, print_json_line
+from crater_core.cli.session import INTERRUPTED, Json, client, note, option, out, print_json_line
 from crater_core.cli.show import clean, moment, status
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ Subject = Literal["task", "node", "service"]
 
 
 def events(
-    group: Annotated[str | None, typer.Option(help="Only tasks of this group.")] = None,
+    group: Annotated[str | None, option("NAME", "Only tasks of this group.")] = None,
     subject: Annotated[Subject | None, typer.Option(help="Only these.")] = None,
-    after: Annotated[int | None, typer.Option(help="From this sequence on; 0 is the beginning. Else from now.", min=0)] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", help="End after this many.", min=1)] = None,
+    after: Annotated[int | None, option("SEQUENCE", "From this sequence on; 0 is the beginning. Else from now.", min=0)] = None,
+    count: Annotated[int | None, option("COUNT", "End after this many.", "--count", "-n", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Watch what happens, until Ctrl-C. With --json, one object a line.

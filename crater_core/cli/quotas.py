@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import Json, client, note, out, print_json
-from crater_core.cli.show import NOTHING, clean, print_or_say, table
+from crater_core.cli.session import Json, client, note, option, out, print_json
+from crater_core.cli.show import NOTHING, clean, print_or_say, size, table
 from crater_core.errors import InvalidRequest
-from crater_core.model.units import show_bytes, show_milli
+from crater_core.model.units import show_milli
 
 if TYPE_CHECKING:
     from crater_core.wire.nodes import LimitsView, QuotaView
@@ -21,8 +21,8 @@ PolicyName = Annotated[str, typer.Argument(metavar="POLICY", show_default=False)
 FIELDS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("GPU", "gpu_milli", show_milli),
     ("CPU", "cpu_milli", show_milli),
-    ("MEMORY", "memory_bytes", show_bytes),
-    ("DISK", "disk_bytes", show_bytes),
+    ("MEMORY", "memory_bytes", size),
+    ("DISK", "disk_bytes", size),
 )
 quotas_app = typer.Typer(help="Quota policies: limits, and who holds what.", rich_markup_mode="rich")
 
@@ -51,7 +51,7 @@ def list_quotas(as_json: Json = False) -> None:
     rows = table("POLICY", *headings, "FOR", right=headings, wrap=("FOR",))
     for policy in found:
         cells = [_cell(policy.used, policy.limits, field, say) for _, field, say in FIELDS]
-        projects = ", ".join(policy.projects) or "any project, by name"
+        projects = ", ".join(policy.projects) or "by name"
         rows.add_row(Text(clean(policy.name), style="bold"), *cells, Text(clean(projects)))
         for user, held in sorted(policy.used_by_user.items()):
             rows.add_row(Text("  " + clean(user), style="dim"), *_user_cells(policy, held), "")
@@ -80,15 +80,15 @@ def _user_cells(policy: QuotaView, held: AmountsView) -> list[Text]:
 @quotas_app.command("set")
 def set_quota(
     name: PolicyName,
-    gpu: Annotated[str | None, typer.Option(help="GPUs at one time.")] = None,
-    cpu: Annotated[str | None, typer.Option(help="Cores.")] = None,
-    memory: Annotated[str | None, typer.Option(help="128GB, 64GiB.")] = None,
-    disk: Annotated[str | None, typer.Option(help="1TB.")] = None,
-    user_gpu: Annotated[str | None, typer.Option(help="GPUs for one user.")] = None,
-    user_cpu: Annotated[str | None, typer.Option(help="Cores for one user.")] = None,
-    user_memory: Annotated[str | None, typer.Option(help="Memory for one user.")] = None,
-    user_disk: Annotated[str | None, typer.Option(help="Disk for one user.")] = None,
-    project: Annotated[list[str] | None, typer.Option(help="It holds for this project; several times.")] = None,
+    gpu: Annotated[str | None, option("COUNT", "GPUs at one time.")] = None,
+    cpu: Annotated[str | None, option("COUNT", "Cores.")] = None,
+    memory: Annotated[str | None, option("SIZE", "128GB, 64GiB.")] = None,
+    disk: Annotated[str | None, option("SIZE", "1TB.")] = None,
+    user_gpu: Annotated[str | None, option("COUNT", "GPUs for one user.")] = None,
+    user_cpu: Annotated[str | None, option("COUNT", "Cores for one user.")] = None,
+    user_memory: Annotated[str | None, option("SIZE", "Memory for one user.")] = None,
+    user_disk: Annotated[str | None, option("SIZE", "Disk for one user.")] = None,
+    project: Annotated[list[str] | None, option("NAME", "It holds for this project; several times.")] = None,
     as_json: Json = False,
 ) -> None:
     """Create a policy, or change one: it becomes what the flags say, and a limit not given is none.

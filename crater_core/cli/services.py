@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import INTERRUPTED, Json, client, err, note, out, print_json
+from crater_core.cli.session import INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import NOTHING, ago, clean, facts, print_or_say, status, table
 from crater_core.cli.submit import read_task_file
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ServiceName = Annotated[str, typer.Argument(metavar="SERVICE", show_default=False)]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until every replica is ready; exit 1 when that takes too long.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
+Timeout = Annotated[float, option("SECONDS", "Seconds to wait.", min=0)]
 services_app = typer.Typer(help="Services: tasks with replicas, a port and a health path.", rich_markup_mode="rich")
 
 
@@ -113,7 +113,7 @@ def _print_service(found: ServiceView) -> None:
 
 @services_app.command("deploy")
 def deploy(
-    file: Annotated[str, typer.Option("--file", "-f", help="The service in YAML; - reads standard input.", show_default=False)],
+    file: Annotated[str, option("PATH", "The service in YAML; - reads standard input.", "--file", "-f", show_default=False)],
     wait: Wait = False,
     timeout: Timeout = 300.0,
     as_json: Json = False,
@@ -133,7 +133,7 @@ def deploy(
 def scale(
     name: ServiceName,
     replicas: Annotated[int, typer.Argument(min=0, show_default=False)],
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks at it later.", show_default=False)] = "",
+    reason: Annotated[str, option("TEXT", "Why, for whoever looks at it later.", show_default=False)] = "",
     wait: Wait = False,
     timeout: Timeout = 300.0,
     as_json: Json = False,

@@ -24,6 +24,11 @@ PIPE_WIDTH = 200
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the API's names and units.", show_default=False)]
 
 
+def option(metavar: str, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """An option that shows what kind of value it takes, under the heading `panel`."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
 @dataclass
 class Session:
     """Global options of the command that runs."""

@@ -64,6 +64,25 @@ def moment(at_ms: int | None) -> str:
     return at.strftime("%H:%M:%S" if at.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 
+def size(count: int) -> str:
+    """Bytes in the units they were asked for: round decimal amounts as MB, GB, TB, all others as MiB, GiB, TiB."""
+    if count % 2**20:
+        for unit, digits in (("TB", 12), ("GB", 9), ("MB", 6)):
+            if count and count % 10**digits == 0:
+                return f"{count // 10**digits} {unit}"
+    return show_bytes(count)
+
+
+def size_of(part: int, whole: int) -> str:
+    """`2.3 of 4 GB`: both in the unit of the whole."""
+    shown = size(whole)
+    unit = shown.rpartition(" ")[2]
+    digits = {"TB": 12, "GB": 9, "MB": 6}.get(unit)
+    if digits is None:
+        return f"{show_bytes(part)} of {shown}"
+    return f"{f'{part / 10**digits:.1f}'.removesuffix('.0')} of {shown}"
+
+
 def short(duration_ms: int) -> str:
     """A duration in at most seven characters."""
     return "0 s" if duration_ms <= 0 else show_duration(duration_ms if duration_ms < 1000 else duration_ms // 1000 * 1000)
@@ -79,8 +98,8 @@ def amounts_line(amounts: AmountsView) -> str:
     """`4 cores, 16 GiB memory, 1 GPU`."""
     cores = show_milli(amounts.cpu_milli)
     parts = [f"{cores} core{'' if cores == '1' else 's'}"] if amounts.cpu_milli else []
-    parts += [f"{show_bytes(amounts.memory_bytes)} memory"] if amounts.memory_bytes else []
-    parts += [f"{show_bytes(amounts.disk_bytes)} disk"] if amounts.disk_bytes else []
+    parts += [f"{size(amounts.memory_bytes)} memory"] if amounts.memory_bytes else []
+    parts += [f"{size(amounts.disk_bytes)} disk"] if amounts.disk_bytes else []
     parts += [f"{show_milli(amounts.gpu_milli)} GPU"] if amounts.gpu_milli else []
     parts += [f"{show_mib(amounts.gpu_memory_mib)} GPU memory"] if amounts.gpu_memory_mib else []
     return ", ".join(parts) or "nothing"

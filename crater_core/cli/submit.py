@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, out, print_json
+from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import clean, outcome_line
 from crater_core.errors import InvalidRequest
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from crater_core.client import CraterClient
     from crater_core.wire.tasks import TaskView
 
+COMPUTE, WHERE, WHO, WHAT = "Compute", "Where", "Who", "What it sees"
 FILE_BYTES_MAX = 4 * 1024**2
 Words = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="-- COMMAND ARG...")]
 Many = list[str] | None
@@ -25,36 +26,32 @@ Many = list[str] | None
 
 def submit(
     command: Words = None,
-    name: Annotated[str | None, typer.Option(help="What people call it; else the program's name.")] = None,
+    name: Annotated[str | None, option("NAME", "What people call it; else the program's name.")] = None,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", help="A task in YAML (- reads standard input). Flags win over it.")
+        str | None,
+        option("PATH", "A task in YAML; - reads standard input. Flags win over it.", "--file", "-f"),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="2 is two whole GPUs; 0.25 is a share of one.", rich_help_panel="Compute")
-    ] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of a shared GPU: 10GiB.", rich_help_panel="Compute")] = None,
-    gpu_type: Annotated[Many, typer.Option(help="Accepted type; several times: any of them.", rich_help_panel="Compute")] = None,
-    cpu: Annotated[str | None, typer.Option(help="Cores: 8, 0.5 or 500m. Default 1.", rich_help_panel="Compute")] = None,
-    memory: Annotated[str | None, typer.Option(help="32GB, 512MiB. Default 512MiB.", rich_help_panel="Compute")] = None,
-    disk: Annotated[str | None, typer.Option(help="Scratch space: 50GB.", rich_help_panel="Compute")] = None,
-    time_limit: Annotated[str | None, typer.Option(help="Stop it after 90s, 30m, 2h.", rich_help_panel="Compute")] = None,
-    pool: Annotated[Many, typer.Option(help="Pool to take from; several times.", rich_help_panel="Where")] = None,
-    node_label: Annotated[Many, typer.Option(help="Only nodes with KEY=VALUE.", rich_help_panel="Where")] = None,
-    project: Annotated[str | None, typer.Option(help="Who is charged.", rich_help_panel="Who")] = None,
-    quota: Annotated[str | None, typer.Option(help="Quota policy, by name.", rich_help_panel="Who")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 last, 100 first, default 50.", rich_help_panel="Who")] = None,
-    group: Annotated[str | None, typer.Option(help="To list and cancel tasks together.", rich_help_panel="Who")] = None,
-    label: Annotated[Many, typer.Option(help="Your own note, KEY=VALUE.", rich_help_panel="Who")] = None,
-    env: Annotated[Many, typer.Option(help="NAME=VALUE, or NAME to pass on your own.", rich_help_panel="What it sees")] = None,
-    image: Annotated[str | None, typer.Option(help="Run it in this container image.", rich_help_panel="What it sees")] = None,
-    mount: Annotated[
-        Many,
-        typer.Option(help="/data/x:/workspace/data, read-only; with :rw at the end writable.", rich_help_panel="What it sees"),
-    ] = None,
-    output: Annotated[str | None, typer.Option(help="Path whose content is its result.", rich_help_panel="What it sees")] = None,
-    workdir: Annotated[str | None, typer.Option(help="Where it starts.", rich_help_panel="What it sees")] = None,
-    retries: Annotated[int | None, typer.Option(help="Try again this often when it fails.", min=0, max=99)] = None,
-    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same task.")] = None,
+    gpu: Annotated[str | None, option("COUNT", "2 is two whole GPUs; 0.25 is a share of one.", panel=COMPUTE)] = None,
+    gpu_memory: Annotated[str | None, option("SIZE", "Memory of a shared GPU: 10GiB.", panel=COMPUTE)] = None,
+    gpu_type: Annotated[Many, option("TYPE", "Accepted type; several times: any of them.", panel=COMPUTE)] = None,
+    cpu: Annotated[str | None, option("CORES", "Cores: 8, 0.5 or 500m. Default 1.", panel=COMPUTE)] = None,
+    memory: Annotated[str | None, option("SIZE", "32GB, 512MiB. Default 512MiB.", panel=COMPUTE)] = None,
+    disk: Annotated[str | None, option("SIZE", "Scratch space: 50GB.", panel=COMPUTE)] = None,
+    time_limit: Annotated[str | None, option("TIME", "Stop it after 90s, 30m, 2h.", panel=COMPUTE)] = None,
+    pool: Annotated[Many, option("POOL", "Pool to take from; several times.", panel=WHERE)] = None,
+    node_label: Annotated[Many, option("KEY=VALUE", "Only nodes with KEY=VALUE.", panel=WHERE)] = None,
+    project: Annotated[str | None, option("NAME", "Who is charged.", panel=WHO)] = None,
+    quota: Annotated[str | None, option("POLICY", "Quota policy, by name.", panel=WHO)] = None,
+    priority: Annotated[int | None, option("0..100", "0 last, 100 first, default 50.", panel=WHO)] = None,
+    group: Annotated[str | None, option("NAME", "To list and cancel tasks together.", panel=WHO)] = None,
+    label: Annotated[Many, option("KEY=VALUE", "Your own note, KEY=VALUE.", panel=WHO)] = None,
+    env: Annotated[Many, option("NAME=VALUE", "NAME=VALUE, or NAME to pass on your own.", panel=WHAT)] = None,
+    image: Annotated[str | None, option("IMAGE", "Run it in this container image.", panel=WHAT)] = None,
+    mount: Annotated[Many, option("FROM:TO", "/data/x:/workspace/data, read-only; :rw at the end: writable.", panel=WHAT)] = None,
+    output: Annotated[str | None, option("PATH", "Path whose content is its result.", panel=WHAT)] = None,
+    workdir: Annotated[str | None, option("PATH", "Where it starts.", panel=WHAT)] = None,
+    retries: Annotated[int | None, option("COUNT", "Try again this often when it fails.", min=0, max=99)] = None,
+    key: Annotated[str | None, option("KEY", "Idempotency key: the same key gives the same task.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit 1 unless it succeeded.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Like --wait, and show its output.")] = False,
     as_json: Json = False,

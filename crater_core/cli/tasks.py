@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, out, print_json
+from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import (
     NOTHING,
     ago,
@@ -23,12 +23,13 @@ from crater_core.cli.show import (
     print_or_say,
     reason_text,
     short,
+    size,
     status,
     table,
 )
 from crater_core.cli.submit import detached
 from crater_core.errors import CraterError, InvalidRequest
-from crater_core.model.units import show_bytes, show_mib, show_milli
+from crater_core.model.units import show_mib, show_milli
 
 if TYPE_CHECKING:
     from crater_core.wire.tasks import EventView, ExplanationView, TaskView
@@ -40,16 +41,16 @@ LIVE = ("queued", "allocated", "running")
 
 def list_tasks(
     status_: Annotated[
-        Many, typer.Option("--status", "-s", help="queued, allocated, running, succeeded, failed, cancelled.")
+        Many, option("STATUS", "queued, allocated, running, succeeded, failed, cancelled.", "--status", "-s")
     ] = None,
     live: Annotated[bool, typer.Option("--live", "-l", help="Only what waits or runs.")] = False,
-    project: Annotated[str | None, typer.Option(help="Of this project.")] = None,
-    by: Annotated[str | None, typer.Option("--of", metavar="USER", help="Of this user.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of this name.")] = None,
-    group: Annotated[str | None, typer.Option(help="Of this group.")] = None,
-    service: Annotated[str | None, typer.Option(help="Replicas of this service.")] = None,
-    label: Annotated[Many, typer.Option(help="With this label, KEY=VALUE; several times: all of them.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.", min=1)] = 50,
+    project: Annotated[str | None, option("NAME", "Of this project.")] = None,
+    by: Annotated[str | None, option("USER", "Of this user.", "--of")] = None,
+    name: Annotated[str | None, option("NAME", "Of this name.")] = None,
+    group: Annotated[str | None, option("NAME", "Of this group.")] = None,
+    service: Annotated[str | None, option("NAME", "Replicas of this service.")] = None,
+    label: Annotated[Many, option("KEY=VALUE", "With this label, KEY=VALUE; several times: all of them.")] = None,
+    limit: Annotated[int, option("COUNT", "At most this many.", "--limit", "-n", min=1)] = 50,
     wide: Annotated[bool, typer.Option("--wide", "-w", help="More columns.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -90,7 +91,7 @@ def list_tasks(
             clean(task.user),
             str(task.priority),
             show_milli(asked.cpu_milli),
-            show_bytes(asked.memory_bytes),
+            size(asked.memory_bytes),
         ]
         shown = [Text(text) for text in (extra if wide else [])]
         time_ms = task.waited_ms if task.status in ("queued", "allocated") else task.ran_ms
@@ -137,7 +138,7 @@ def show(task_id: TaskId, as_json: Json = False) -> None:
 
 def _rows(task: TaskView) -> list[tuple[str, str | Group | None]]:
     devices = Group(*(Text(device_line(grant)) for grant in task.devices)) if task.devices else None
-    peak = [f"{show_bytes(task.memory_peak_bytes)} memory"] if task.memory_peak_bytes else []
+    peak = [f"{size(task.memory_peak_bytes)} memory"] if task.memory_peak_bytes else []
     peak += [f"{show_mib(task.gpu_memory_peak_mib)} GPU memory"] if task.gpu_memory_peak_mib else []
     held = f"{task.gpu_hours:.4g} GPU-hours, {task.core_hours:.4g} core-hours, {task.gb_hours:.4g} GB-hours"
     return [
@@ -202,7 +203,7 @@ def _print_explanation(found: ExplanationView) -> None:
 
 def wait(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", show_default=False)],
-    timeout: Annotated[str | None, typer.Option(help="Give up after 30s, 10m, 2h; exit code 1.")] = None,
+    timeout: Annotated[str | None, option("TIME", "Give up after 30s, 10m, 2h; exit code 1.")] = None,
     as_json: Json = False,
 ) -> None:
     """Wait for tasks to end. Exit code 0 when all succeeded, else 1."""
@@ -226,8 +227,8 @@ def wait(
 
 def cancel(
     task_ids: Annotated[Many, typer.Argument(metavar="TASK...", show_default=False)] = None,
-    group: Annotated[str | None, typer.Option(help="Every live task of this group.")] = None,
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks at it later.", show_default=False)] = "",
+    group: Annotated[str | None, option("NAME", "Every live task of this group.")] = None,
+    reason: Annotated[str, option("TEXT", "Why, for whoever looks at it later.", show_default=False)] = "",
     as_json: Json = False,
 ) -> None:
     """End tasks: SIGTERM, then SIGKILL after their grace time. Ending an ended task changes nothing.

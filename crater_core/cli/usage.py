@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import Json, client, out, print_json
-from crater_core.cli.show import clean, now_ms, print_or_say, table
+from crater_core.cli.session import Json, client, option, out, print_json
+from crater_core.cli.show import NOTHING, clean, now_ms, print_or_say, table
 from crater_core.errors import InvalidRequest
 from crater_core.model.units import parse_duration_ms
 
@@ -20,8 +20,8 @@ By = Literal["project", "user", "quota_policy", "node", "task", "name"]
 
 def usage(
     by: Annotated[By, typer.Option(help="What a row stands for.")] = "project",
-    since: Annotated[str | None, typer.Option("--from", help="2026-12-01, 2026-12-01T08:00, or an age: 24h, 7d.")] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Likewise; else now.")] = None,
+    since: Annotated[str | None, option("WHEN", "2026-12-01, 2026-12-01T08:00, or an age: 24h, 7d.", "--from")] = None,
+    until: Annotated[str | None, option("WHEN", "Likewise; else now.", "--to")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma separated, for a spreadsheet.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -65,7 +65,7 @@ def usage(
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.2f}" if hours >= 1 or hours == 0 else f"{hours:.4f}"
+    return NOTHING if hours == 0 else f"{hours:,.2f}" if hours >= 1 else f"{hours:.4f}"
 
 
 def _cell(text: str) -> str:
