@@ -104,6 +104,10 @@ class TaskSpec:
     """More than one makes it a gang."""
     pools: tuple[str, ...] = ()
     node_labels: Mapping[str, str] = field(default_factory=_no_names)
+    prefer_labels: Mapping[str, str] = field(default_factory=_no_names)
+    """Labels that make a node better, where the strategy is `affinity`; they exclude none."""
+    data_bytes: Mapping[str, int] = field(default_factory=lambda: {})
+    """Node name to the bytes of this task's data that lie there already, for the strategy `affinity`."""
     quota_policy: str | None = None
     strategy: str | None = None
 

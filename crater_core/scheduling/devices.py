@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crater_core.model.allocation import DeviceGrant
-from crater_core.model.node import SharingMode
+from crater_core.model.node import GpuDevice, SharingMode
 from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import NOBODY
 from crater_core.scheduling.fits import Fits
@@ -13,7 +13,8 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     """Slots with what to take of each. The row must fit.
 
     Whole devices: those that cannot be shared first, so that shareable ones stay for shares. A share: the fullest device
-    that still has room, so that others stay whole, or the one that the strategy prefers. Equals go by index.
+    that still has room, so that others stay whole, or the one that the strategy prefers. Equals go by index; of several
+    whole devices, those that are joined best.
     """
     columns = fits.columns
     if fits.preferred is not None and fits.preferred[row] >= 0:
@@ -36,7 +37,36 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
             candidates.append((sign * compute[slot], sign * memory[slot], slot))
     candidates.sort()
     assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
-    return [(slot, _grant(fits, row, slot, kinds[slot])) for _, _, slot in candidates[: fits.count]]
+    chosen = [slot for _, _, slot in candidates]
+    if 1 < fits.count < len(chosen) and user is None:
+        chosen = closest(devices, chosen, fits.count)
+    return [(slot, _grant(fits, row, slot, kinds[slot])) for slot in sorted(chosen[: fits.count])]
+
+
+def closest(devices: list[GpuDevice], slots: list[int], count: int) -> list[int]:
+    """So many of the slots that are joined best: by NVLink, else on one NUMA node. Without either, the first ones.
+
+    Grown from every slot in turn; the order of `slots` decides between equals.
+    """
+    if not any(devices[slot].links or devices[slot].numa_node is not None for slot in slots):
+        return slots[:count]
+    best: tuple[int, list[int]] = (-1, [])
+    for first in slots:
+        chosen, closeness = [first], 0
+        while len(chosen) < count:
+            joined = {slot: sum(_joined(devices[slot], devices[one]) for one in chosen) for slot in slots if slot not in chosen}
+            nearest = max(joined, key=lambda slot: joined[slot])
+            closeness += joined[nearest]
+            chosen.append(nearest)
+        if closeness > best[0]:
+            best = (closeness, chosen)
+    return best[1]
+
+
+def _joined(one: GpuDevice, other: GpuDevice) -> int:
+    linked = other.uuid in one.links or one.uuid in other.links
+    same_numa = one.numa_node is not None and one.numa_node == other.numa_node
+    return 100 * linked + same_numa
 
 
 def _grant(fits: Fits, row: int, slot: int, kind: int) -> DeviceGrant:

@@ -10,6 +10,8 @@ from crater_core.model.snapshot import Settings
 from crater_core.model.task import TaskSpec, TaskType
 from crater_core.model.units import MILLI
 
+AFFINITY = "affinity"
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -23,11 +25,15 @@ class Shape:
     labels: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     """Set for shares only: an MPS device serves one user id."""
+    prefer: tuple[tuple[str, str], ...] = ()
+    data: tuple[tuple[str, int], ...] = ()
+    """Preferred labels, and bytes of data by node: for `affinity` only."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Shapes are keys in every cycle, and hashing the request each time would cost more than the look-up.
-        fields = (self.request, self.strategy, self.control, self.runtime, self.pools, self.labels, self.user)
+        where = (self.runtime, self.pools, self.labels, self.prefer, self.data)
+        fields = (self.request, self.strategy, self.control, self.user, where)
         object.__setattr__(self, "_hash", hash(fields))
 
     def __hash__(self) -> int:
@@ -45,14 +51,17 @@ class Shape:
 def shape_of(spec: TaskSpec, settings: Settings) -> Shape:
     control = spec.type is TaskType.CONTROL
     shared = spec.request.gpu is not None and not spec.request.gpu.exclusive
+    strategy = strategy_of(spec, settings)
     return Shape(
         request=spec.request,
-        strategy=strategy_of(spec, settings),
+        strategy=strategy,
         control=control,
         runtime="process" if spec.image is None else "docker",
         pools=() if control else tuple(sorted(set(spec.pools))),
         labels=tuple(sorted(spec.node_labels.items())),
         user=spec.user if shared else None,
+        prefer=tuple(sorted(spec.prefer_labels.items())) if strategy == AFFINITY else (),
+        data=tuple(sorted(spec.data_bytes.items())) if strategy == AFFINITY else (),
     )
 
 
