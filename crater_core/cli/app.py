@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 from crater_core import __version__
-from crater_core.cli import cluster, events, logs, quotas, services, submit, tasks, usage
+from crater_core.cli import cluster, events, logs, quotas, services, simulate, submit, tasks, usage
 from crater_core.cli.session import DENIED, FAILED, INTERRUPTED, MISSING, UNREACHABLE, USAGE, err, option, session
 from crater_core.errors import CraterError, Denied, InvalidRequest, NotFound, Unavailable
 
@@ -63,6 +63,7 @@ quotas.register(app)
 services.register(app)
 usage.register(app)
 events.register(app)
+simulate.register(app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -17,7 +17,23 @@ from crater_core.errors import InvalidRequest
 
 COMMANDS = (
     [],
-    *([name] for name in ["submit", "list", "show", "explain", "logs", "wait", "cancel", "pools", "health", "usage", "events"]),
+    *(
+        [name]
+        for name in [
+            "submit",
+            "list",
+            "show",
+            "explain",
+            "logs",
+            "wait",
+            "cancel",
+            "pools",
+            "health",
+            "usage",
+            "events",
+            "simulate",
+        ]
+    ),
     *(["nodes", *more] for more in ([], ["list"], ["show"], ["cordon"], ["uncordon"])),
     *(["quotas", *more] for more in ([], ["list"], ["set"], ["remove"])),
     *(["services", *more] for more in ([], ["list"], ["show"], ["deploy"], ["scale"], ["remove"])),
