@@ -187,6 +187,45 @@ def add_to_materializations(instance: DagsterInstance, metadata: Callable[[], Ma
     instance.handle_new_event = with_metadata  # type: ignore[method-assign]
 
 
+def hold_back_interruptions(instance: DagsterInstance, when: Callable[[], bool]) -> None:
+    """From now on this process reports no end that only says that it was interrupted, when `when()` holds: somebody else
+    knows why, and whether the work goes on elsewhere."""
+    report = instance.handle_new_event
+
+    def without_interruptions(event: Any, **options: Any) -> None:
+        inner = event.dagster_event
+        if inner is not None and _says_interrupted(inner) and when():
+            message = f"Interrupted; what becomes of it is told by the scheduler ({inner.event_type_value} is held back)."
+            instance.report_engine_event(message, run_id=event.run_id, job_name=event.job_name, step_key=event.step_key)
+            return
+        report(event, **options)
+
+    instance.handle_new_event = without_interruptions  # type: ignore[method-assign]
+
+
+def _says_interrupted(event: DagsterEvent) -> bool:
+    if event.event_type is DagsterEventType.RUN_CANCELED:
+        return True
+    if event.event_type is DagsterEventType.STEP_FAILURE:
+        error = event.step_failure_data.error
+    elif event.event_type is DagsterEventType.STEP_UP_FOR_RETRY:
+        error = event.step_retry_data.error
+    else:
+        return False
+    while error is not None:
+        if error.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt"):
+            return True
+        error = error.cause or error.context
+    return False
+
+
+def keep_steps_when(instance: DagsterInstance, go_on: Callable[[Callable[[str], bool], str], bool]) -> None:
+    """Dagster's executor leaves its steps running when this process is interrupted and `go_on(what Dagster says, run id)`
+    holds; else it ends them."""
+    dagster_says = instance.run_will_resume
+    instance.run_will_resume = lambda run_id: go_on(dagster_says, run_id)  # type: ignore[method-assign]
+
+
 def worker_environment_problem() -> str:
     """Why Dagster cannot find its instance here, if it cannot."""
     home = os.environ.get("DAGSTER_HOME", "")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, Field, IntSource, MetadataValue, StringSource, executor
+from dagster import DagsterInstance, DagsterRun, Field, IntSource, MetadataValue, StringSource, executor
 
 from crater_core.errors import CraterError, InvalidRequest
 from crater_core.model.units import parse_duration_ms
@@ -14,6 +14,7 @@ from crater_core.wire.tasks import TaskView
 from crater_dagster._dagster import (
     CheckStepHealthResult,
     DagsterEvent,
+    EngineEventData,
     Executor,
     InitExecutorContext,
     RetryMode,
@@ -25,6 +26,7 @@ from crater_dagster._dagster import (
     get_step_dependency_config_field,
     get_tag_concurrency_limits_config,
     has_final_event,
+    keep_steps_when,
     multiple_process_executor_requirements,
     report_step_event,
     retry_number,
@@ -32,7 +34,8 @@ from crater_dagster._dagster import (
 )
 from crater_dagster.config import CONNECTION_FIELDS, OPTION_FIELDS, code_location_options, group_of, options_in, run_options
 from crater_dagster.connect import client_of, launcher_of
-from crater_dagster.launcher import ROLE, STEP_WORKER
+from crater_dagster.following import ROLE, STEP_WORKER
+from crater_dagster.moving import steps_go_on
 from crater_dagster.options import from_tags, merge, submission
 from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
@@ -120,15 +123,10 @@ class CraterExecutor(StepDelegatingExecutor):
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
         instance, run = plan_context.instance, plan_context.dagster_run
+        keep_steps_when(instance, lambda dagster_says, run_id: steps_go_on(instance, run_id, dagster_says))
         self._handler.begin(instance, run, plan_context.resume_from_failure)
         try:
             yield from super().execute(plan_context, execution_plan)
-        except BaseException:
-            now = instance.get_run_by_id(run.run_id)
-            if now is not None and now.status is DagsterRunStatus.CANCELING:
-                # Dagster leaves steps running for a run that may resume; one that a person has ended may not.
-                self._handler.cancel_all("its Dagster run was terminated")
-            raise
         finally:
             self._handler.finish()
 
@@ -197,7 +195,7 @@ class CraterStepHandler(StepHandler):
             message = f"The task of step {step_key} was told to stop."
         except CraterError as error:
             message = f"The task of step {step_key} could not be told to stop: {error.message}"
-        yield DagsterEvent.engine_event(step_handler_context.get_step_context(step_key), message)
+        yield DagsterEvent.engine_event(step_handler_context.get_step_context(step_key), message, EngineEventData())
 
     # The loop's further needs
 
@@ -233,10 +231,6 @@ class CraterStepHandler(StepHandler):
                 return False
             self._outputs.add(output)
         return True
-
-    def cancel_all(self, why: str) -> None:
-        for error in self._tasks.cancel_all(why):
-            self._say(None, f"A task of the run could not be told to stop: {error.message}", {})
 
     def finish(self) -> None:
         if hasattr(self, "_client"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -35,17 +33,14 @@ from crater_dagster.config import (
     options_in,
     run_options,
 )
+from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns
 from crater_dagster.options import check_run_on, merge, submission
 from crater_dagster.payload import pack
 from crater_dagster.reasons import how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
-from crater_dagster.waiting import WaitingRuns
 from crater_dagster.warm import preload_of
 
-ROLE = "crater/role"
-RUN_WORKER, STEP_WORKER = "run", "step"
 WORKER_RESOURCES = {"cpu": 0.25, "memory": "640MiB"}
-SETTLE_S = 120.0
 _QUICK_S, _PATIENT_S = 3.0, 10.0
 
 
@@ -62,7 +57,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         self._clients: dict[float, CraterClient] = {}
         self._grace_ms = parse_duration_ms(config.get("unreachable_grace", "15m"), "unreachable_grace")
         self._unreachable_since: float | None = None
-        self._waiting = WaitingRuns(self._report, lambda task_id: self.client(_QUICK_S).task(task_id))
+        self._followed = FollowedRuns(lambda: self._instance, lambda: self.client(_QUICK_S))
         super().__init__()
 
     @property
@@ -121,8 +116,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         what = "Run worker" if attempt == 0 else f"Run worker {attempt + 1}"
         metadata = {"crater/task": MetadataValue.text(view.id), "crater/group": MetadataValue.text(group_of(run.run_id))}
         report_step_event(self._instance, run, None, f"{what} is task {view.id}{where}.", metadata)
-        if view.status == "queued":
-            self._waiting.watch(run, view)
+        self._followed.follow(run, view)
 
     def _worker_task(self, run: DagsterRun, attempt: int) -> TaskSubmission:
         options = merge(self.options, code_location_options(run), run_options(run))
@@ -144,9 +138,6 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
             labels={ROLE: RUN_WORKER, "dagster/run_id": run.run_id, "dagster/job": run.job_name[:1000]},
         )
 
-    def _report(self, run: DagsterRun, message: str) -> None:
-        report_step_event(self._instance, run, None, message, {})
-
     # Terminate
 
     def terminate(self, run_id: str) -> bool:
@@ -158,21 +149,14 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         ended = self.client(_PATIENT_S).cancel_group(group_of(run_id), "its Dagster run was terminated")
         live = next((view for view in ended if _is_worker(view) and not view.ended), None)
         if live is not None:
-            threading.Thread(target=self._see_it_end, args=(run_id, live), name="crater-terminate", daemon=True).start()
+            # It writes the run's end itself, unless it is stopped before it can, or has to be killed.
+            self._followed.follow(run, live)
             return True
         # Nobody is left, or nobody ever was there, who would write the run's end.
         worker = self._worker(run_id)
         why = f" ({sentence(worker.reason)})" if worker and worker.reason else ""
         self._instance.report_run_canceled(run, f"Its run worker was not running{why}.")
         return True
-
-    def _see_it_end(self, run_id: str, worker: TaskView) -> None:
-        """A worker writes its run's end itself, unless it was stopped before it could, or had to be killed."""
-        with contextlib.suppress(CraterError, TimeoutError):
-            last = self.client(_QUICK_S).wait(worker.id, SETTLE_S)
-            run = self._instance.get_run_by_id(run_id)
-            if run is not None and not run.is_finished:
-                self._instance.report_run_canceled(run, f"Its run worker was stopped. {how_it_ended(last)}")
 
     # Health and debug
 
@@ -228,7 +212,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
             return None
 
     def dispose(self) -> None:
-        self._waiting.stop()
+        self._followed.stop()
         for client in self._clients.values():
             client.close()
 

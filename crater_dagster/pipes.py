@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 from dagster import (
     AssetExecutionContext,
-    DagsterRunStatus,
     OpExecutionContext,
     PipesClient,
     PipesClientCompletedInvocation,
@@ -33,6 +31,7 @@ from crater_dagster._dagster import (
 )
 from crater_dagster.config import group_of
 from crater_dagster.connect import client_of
+from crater_dagster.moving import is_being_moved
 from crater_dagster.options import from_tags, merge, pools_of, submission
 from crater_dagster.pipes_context import in_parts, is_too_large
 from crater_dagster.pipes_output import TaskOutput
@@ -187,9 +186,7 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
 
     def _interrupted(self, client: CraterClient, context: Context, view: TaskView) -> None:
         """A person has ended the run, or this process is only being moved: then the program goes on, and is found again."""
-        run = context.instance.get_run_by_id(context.run_id)
-        ended = run is None or run.is_finished or run.status is DagsterRunStatus.CANCELING
-        if not ended and (_is_being_moved(client) or context.instance.run_will_resume(context.run_id)):
+        if is_being_moved(context.instance, context.run_id):
             context.log.info(f"Interrupted; task {view.id} goes on.")
             return
         client.cancel(view.id, "the step that started it was interrupted")
@@ -251,12 +248,3 @@ def _step_options(context: Context) -> dict[str, Any]:
 def _fingerprint(asked: Mapping[str, Any]) -> str:
     """Equal when the same is asked for again."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _is_being_moved(client: CraterClient) -> bool:
-    """Whether this very process is a task that the scheduler takes away only to start it again."""
-    task_id = os.environ.get("CRATER_TASK_ID")
-    try:
-        return task_id is not None and not client.task(task_id).cancelling
-    except CraterError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crater_core.client import CraterClient
@@ -173,10 +173,3 @@ class StepTasks:
             task.refused = InvalidRequest("it was cancelled before it was submitted", reason="cancelled")
         elif task.view is not None:
             task.view = self._client.cancel(task.view.id, why)
-
-    def cancel_all(self, why: str) -> Iterator[CraterError]:
-        for task in self.live():
-            try:
-                self.cancel(task.key, why)
-            except CraterError as error:
-                yield error

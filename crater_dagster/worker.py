@@ -72,6 +72,7 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
     from dagster import DagsterRunStatus
 
     from crater_dagster import _dagster
+    from crater_dagster.moving import is_being_moved
 
     if run.is_finished:
         return DONE
@@ -80,21 +81,25 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
         return INTERRUPTED
     if not resume and _attempt() > 1 and run.status is DagsterRunStatus.STARTED:
         resume = _dagster.is_driven_by(run, "crater")
+    _dagster.hold_back_interruptions(instance, lambda: is_being_moved(instance, run.run_id))
     code = _dagster.execute_run(instance, run, resume)
     after = instance.get_run_by_id(run.run_id)
-    if after is not None and after.status is DagsterRunStatus.CANCELING:
+    if after is None or after.is_finished:
+        return code
+    if after.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(after, "The run worker was interrupted.")
-        return INTERRUPTED
-    return code
+    return INTERRUPTED
 
 
 def _step(instance: Any, run: Any, content: dict[str, Any]) -> int:
     from crater_dagster import _dagster
     from crater_dagster.figures import own_figures
+    from crater_dagster.moving import is_being_moved
 
     if _attempt() > 1 and all(_dagster.has_final_event(instance, run.run_id, key) for key in content["step_keys"]):
         return DONE
     _dagster.add_to_materializations(instance, own_figures(instance))
+    _dagster.hold_back_interruptions(instance, lambda: is_being_moved(instance, run.run_id))
     failed = False
     for event in _dagster.execute_step(instance, run, content):
         failed |= event.is_step_failure or event.is_step_up_for_retry

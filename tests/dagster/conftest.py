@@ -43,13 +43,15 @@ def cluster(place: Path, scheduler: SchedulerProcess) -> Iterator[CraterClient]:
 
 @pytest.fixture(scope="session")
 def world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient) -> Iterator[World]:
-    with World.open(a_home(place, scheduler.url, "dagster"), cluster) as running:
+    """An instance whose runs may be resumed."""
+    monitoring = {"enabled": True, "max_resume_run_attempts": 2}
+    with World.open(a_home(place, scheduler.url, "dagster", run_monitoring=monitoring), cluster) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def logging_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient) -> Iterator[World]:
-    """An instance whose steps' output stays on the nodes."""
+    """An instance whose steps' output stays on the nodes, and whose runs are not resumed."""
     logs = {"module": "crater_dagster", "class": "CraterComputeLogManager"}
     with World.open(a_home(place, scheduler.url, "logging", compute_logs=logs), cluster) as running:
         yield running

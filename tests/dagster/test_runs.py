@@ -110,6 +110,7 @@ def test_terminating_a_run_ends_its_whole_tree(world: World, tmp_path: Path):
     pid = int(wait_until(lambda: mark.exists() and mark.read_text(), 30, "the step runs"))
     assert world.instance.run_launcher.terminate(run_id) is True
     assert world.finish(run_id, 10) == "CANCELED"
+    assert not any("Unexpected exception" in message for message in world.messages(run_id)), world.story(run_id)
     world.no_task_lives(run_id)
     wait_until(lambda: not psutil.pid_exists(pid), 5, "the step's process gone")
     assert world.instance.run_launcher.terminate(run_id) is False
@@ -130,20 +131,65 @@ def test_a_run_finishes_although_the_scheduler_was_killed_in_the_middle(
     assert any("answers again" in message for message in world.messages(run_id))
 
 
-def test_a_killed_run_worker_is_reported_as_failed_with_the_reason(world: World, tmp_path: Path):
+def test_a_killed_run_worker_is_failed_to_run_monitoring_with_the_reason(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
     wait_until((tmp_path / "pid").exists, 30, "the step runs")
-    health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
-    assert health.status.value == "RUNNING"
+    assert world.launcher.check_run_worker_health(world.run(run_id)).status.value == "RUNNING"
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
-    health = world.instance.run_launcher.check_run_worker_health(world.run(run_id))
+    health = world.launcher.check_run_worker_health(world.run(run_id))
     assert health.status.value == "FAILED"
     assert "without finishing its run" in (health.msg or "")
     assert "signal" in (health.msg or "")
-    debug = world.instance.run_launcher.get_run_worker_debug_info(world.run(run_id))
+    debug = world.launcher.get_run_worker_debug_info(world.run(run_id))
     assert debug is not None
     assert "allocated" in debug
-    assert world.instance.run_launcher.terminate(run_id) is True
+    assert not world.task_of(run_id, "sleeps").ended
+    assert world.launcher.terminate(run_id) is True
     assert world.finish(run_id, 10) == "CANCELED"
     world.no_task_lives(run_id)
+
+
+def test_a_resumed_run_worker_finds_its_step_still_running(world: World, tmp_path: Path):
+    mark = tmp_path / "mark"
+    run_id = world.launch("surviving", {"ops": {"lives_twice": {"config": {"mark": str(mark)}}}})
+    wait_until(lambda: mark.exists() and mark.read_text(), 60, "the step runs")
+    os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
+    wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
+    world.resume(run_id, 1)
+    mark.with_suffix(".end").touch()
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    assert len(mark.read_text().splitlines()) == 1
+
+
+def test_without_resume_a_killed_run_worker_fails_its_run_at_once_and_ends_its_steps(logging_world: World, tmp_path: Path):
+    world = logging_world
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
+    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
+    assert world.finish(run_id, 15) == "FAILURE"
+    assert world.run(run_id).tags["crater/failure_reason"] == "signalled"
+    world.no_task_lives(run_id)
+
+
+def test_a_run_worker_that_cannot_be_started_fails_its_run_with_the_reason(world: World):
+    run_id = world.launch("failing", tags={"crater/python": "no-such-python"})
+    assert world.finish(run_id, 30) == "FAILURE"
+    (event,) = world.events(run_id, DagsterEventType.RUN_FAILURE)
+    assert "no-such-python was not found" in (event.message or "")
+    assert world.run(run_id).tags["crater/failure_reason"] == "start_failed"
+
+
+def test_a_run_task_that_a_person_cancels_ends_its_run(world: World, tmp_path: Path):
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
+    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
+    assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
+    world.no_task_lives(run_id)
+
+
+def test_a_step_task_that_a_person_cancels_fails_its_step_with_the_name(world: World, tmp_path: Path):
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
+    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    world.client.cancel(world.task_of(run_id, "sleeps").id, "no longer wanted")
+    assert world.finish(run_id, 20) == "FAILURE", world.story(run_id)
