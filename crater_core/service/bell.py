@@ -19,10 +19,14 @@ class Bell:
             for waiter in self._waiting.pop(key, ()):
                 _settle(waiter, True)
 
+    def ring_all(self) -> None:
+        """Everything may have changed."""
+        self.ring(list(self._waiting))
+
     def close(self) -> None:
         """Wake everybody, and let nobody wait again: the process is stopping."""
         self.closed = True
-        self.ring(list(self._waiting))
+        self.ring_all()
 
     async def wait(self, key: Hashable, timeout_s: float) -> bool:
         """True when the key was rung, False when the time is over."""

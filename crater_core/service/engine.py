@@ -193,13 +193,17 @@ class Engine:
             if self._reload_wanted:
                 self._take_over(await self.read(self.store.load))
                 self._reload_wanted = False
+                self.bell.ring_all()
             batch = self._decide(works, self.clock.now_ms())
-            if changes := batch.changes:
+            changes = batch.changes
+            if changes or self.trouble is not None:  # Trouble is over when a write, even of nothing, succeeds.
                 keys = list(batch.keys.values())
                 async with self._writing:
                     with self.observer.commit():
                         finish = self.store.stage(changes, self._working.revision, self.term, keys)
                         committed: Committed = await self._in_writer(finish)
+                if self.trouble is not None:
+                    log.info("the store can be written again")
                 self.trouble = None
                 self._remember_times(batch)
                 self._working.revision = committed.revision
@@ -207,13 +211,14 @@ class Engine:
         except StaleTerm as error:
             log.error("another scheduler has taken over the store; stopping")
             self.stale.set()
-            self._undo(works, error)
+            self._undo(works, StoreUnavailable(error.message))
         except StaleRevision as error:
             self._reload_wanted = True
             self._undo(works, StoreUnavailable(f"the store has moved on: {error.message}"))
         except CraterError as error:
+            if self.trouble is None:
+                log.error("nothing can be written now: %s", error.message)
             self.trouble = error.message
-            log.error("a commit failed, %d caller(s) refused: %s", len(works), error.message)
             self._undo(works, error)
             await asyncio.sleep(0.05)  # Trouble outside: let more callers gather before the next try.
         except Exception as error:
@@ -264,7 +269,12 @@ class Engine:
     def _reconcile_services(self, batch: Batch, now_ms: int) -> None:
         self._services_wanted = False
         wanted = sum(service.replicas + 1 for service in batch.snapshot.services.values())
-        batch.take(apply(batch.snapshot, Tick(self.ids.many("t", wanted)), now_ms))
+        try:
+            changes = apply(batch.snapshot, Tick(self.ids.many("t", wanted)), now_ms)
+        except Exception:  # As in a cycle: a fault here is no reason to refuse agents and callers.
+            log.exception("services could not be brought to their number")
+            return
+        batch.take(changes)
 
     def _cycle(self, batch: Batch, now_ms: int) -> None:
         self._cycle_wanted = False

@@ -45,6 +45,8 @@ class Watch:
             await engine.happen(*silent)
             for node in [name for name in engine.heard.secrets if name not in engine.shown.snapshot.nodes]:
                 engine.heard.forget(node)
+        if engine.trouble is not None:
+            engine.want_cycle()  # Tries a write, so that the end of the trouble is noticed.
         now_ms = engine.clock.monotonic_ms()
         if now_ms - self._looked_at_queue_ms >= LOOK_AGAIN_MS:
             self._looked_at_queue_ms = now_ms

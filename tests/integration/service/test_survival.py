@@ -164,6 +164,7 @@ def test_a_store_that_cannot_be_written_refuses_and_works_again(tmp_path: Path, 
     assert len(api.get("/v1/tasks")["tasks"]) == 1  # Reads go on, and nothing half-done is seen.
     assert api.get("/health")["status"] == "store_unavailable"
     resource.prlimit(scheduler.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    wait_until(lambda: api.get("/health")["status"] == "ok", 10, "the end of the trouble to be noticed without a caller")
     answer = api.http.post("/v1/tasks", json=body, headers={"Idempotency-Key": "k"})
     assert (answer.status_code, answer.json()["status"]) == (201, "allocated")
     assert api.get("/health")["status"] == "ok"
