@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from crater_agent.forked import start_ticks
 from crater_agent.proctree import is_alive
 from crater_agent.reconcile import Exit, Phase
 from crater_agent.records import Kept, Records
@@ -31,6 +32,11 @@ def _adopt_one(
         # Maybe it was reported already: told twice is taken once.
         workload.conclude(kept.final)
         return workload
+    if kept.pid is None and record.allocation in children:
+        # It is on its way between the fork and its first record.
+        pid = children[record.allocation]
+        workload.phase, workload.pid, workload.start_ticks, workload.orphan = Phase.RUNNING, pid, start_ticks(pid) or 0, True
+        return workload
     if kept.pid is None:
         # It never began: the lease, if it is still wanted, is taken anew.
         records.forget(record.allocation)
@@ -45,6 +51,7 @@ def _adopt_one(
         workload.orphan = True
         if not is_alive(kept.pid, kept.start_ticks):
             workload.exit = Exit(known=False)
+    workload.ready = workload.exit is None and records.is_ready(record.allocation)
     workload.pending = [workload.progress()] if workload.exit is None else []
     return workload
 

@@ -161,6 +161,7 @@ class Agent:
         workload.lives = self.runtime.lives(workload)
 
     def _health_changed(self, workload: Workload) -> None:
+        self.records.set_ready(workload.allocation, workload.ready)
         self._report(workload, workload.unhealthy)
         self._wake.set()
 
@@ -173,8 +174,12 @@ class Agent:
                 await self.session.contacted.wait()
         while True:
             self._wake.clear()
-            self._look_at_orphans()
-            self._act()
+            try:
+                self._look_at_orphans()
+                self._act()
+            except OSError:
+                # One workload's trouble (a full disk, a cgroup that vanished) must not end the care for the others.
+                log.exception("acting on a workload failed; it is tried again")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience_s()):
                     await self._wake.wait()

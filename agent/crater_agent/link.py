@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import Any, cast
 
 from crater_agent.outbound import httpx
@@ -32,8 +33,12 @@ class Link:
         self._at = 0
         self.node = node
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Reading the certificates of the world costs memory that an agent on plain HTTP need not spend.
+        secure = any(endpoint.startswith("https://") for endpoint in endpoints)
+        verify = ssl.create_default_context() if secure else False
         # No proxy from the environment: the scheduler is named by its own address.
-        self._client = httpx.AsyncClient(headers=headers, trust_env=False, timeout=httpx.Timeout(10, connect=CONNECT_TIMEOUT_S))
+        timeout = httpx.Timeout(10, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx.AsyncClient(headers=headers, trust_env=False, verify=verify, timeout=timeout)
 
     @property
     def endpoint(self) -> str:
@@ -71,7 +76,8 @@ class Link:
             except NotLeader as error:
                 why, proofs[self.endpoint] = error.message, True
                 leader = str(error.fields.get("leader") or "").rstrip("/")
-                if leader and leader != self.endpoint:
+                # Only by the same kind of connection: the token must not leave an encrypted one.
+                if leader.partition(":")[0] == self.endpoint.partition(":")[0] and leader != self.endpoint:
                     self._go_to(leader)
                     continue
             except SchedulerUnreachable as error:

@@ -39,6 +39,7 @@ from crater_core.wire.agents import NodeDeclaration
 
 log = logging.getLogger("crater.agent")
 STOP_PATIENCE_S = 15.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def main() -> None:
@@ -88,6 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if settings.cgroups == "auto":
         cgroups, why = cgroup.open_cgroups(_group_name(settings.node_name, data_dir))
     declaration = _with_enforcement(declaration, cgroups, why)
+    declaration = _with_reach(declaration, settings)
     for note in declaration.notes:
         log.warning("%s", note)
     stop_workloads = arguments.stop_workloads_on_exit or settings.stop_workloads_on_exit
@@ -169,6 +171,14 @@ def _with_enforcement(declaration: NodeDeclaration, cgroups: cgroup.Cgroups | No
     return declaration.model_copy(update={"enforcement": Enforcement.WATCHED, "notes": (*declaration.notes, note)})
 
 
+def _with_reach(declaration: NodeDeclaration, settings: AgentConfig) -> NodeDeclaration:
+    away = [url for url in settings.scheduler_endpoint if (urlsplit(url).hostname or "") not in LOOPBACK]
+    if settings.host not in LOOPBACK or settings.advertise_url or not away:
+        return declaration
+    note = f"the scheduler at {away[0]} cannot read logs: listen is {settings.listen}, which only this machine reaches"
+    return declaration.model_copy(update={"notes": (*declaration.notes, note)})
+
+
 async def _serve(
     settings: AgentConfig,
     token: str | None,
@@ -194,9 +204,6 @@ async def _serve(
     watcher = Watcher(runtime, settings.logs.max_bytes)
     agent = Agent(node, session, workloads, runtime, watcher, clock, settings.logs.keep)
     agents.append(agent)
-    found = await spawner.connect()
-    log.info("%s spawner, pid %d", "found the" if found else "started a", spawner.pid)
-    await agent.take_over()
     secret = secrets.token_urlsafe(32)
     real = tuple(device.uuid for device in declaration.devices if not device.simulated)
     metrics = Metrics(node, __version__, declaration.devices, machine.sample, lambda: gpus.sample(real), workloads.values)
@@ -209,6 +216,9 @@ async def _serve(
         declaration, settings, address, f"http://{url_host}:{port}", secret, boot_id, __version__
     )
     log.info("metrics, health and logs at port %d of %s", port, settings.host)
+    found = await spawner.connect()
+    log.info("%s spawner, pid %d", "found the" if found else "started a", spawner.pid)
+    await agent.take_over()
     try:
         await _until_signal(agent)
         if stop_workloads:
@@ -257,7 +267,7 @@ def _health(agent: Agent, began: float) -> dict[str, object]:
 
 def _address(settings: AgentConfig) -> str:
     """The address this machine has on its way to the scheduler."""
-    if settings.host in ("127.0.0.1", "localhost", "::1"):
+    if settings.host in LOOPBACK:
         return "127.0.0.1"
     host = urlsplit(settings.scheduler_endpoint[0]).hostname or "127.0.0.1"
     try:

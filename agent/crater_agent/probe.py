@@ -67,10 +67,11 @@ class Prober:
         check = workload.record.health or {}
         interval_ms, failures_max = int(check["interval_ms"]), int(check["failures_max"])
         url = f"http://127.0.0.1:{workload.record.ports[0]}/{str(check['path']).lstrip('/')}"
-        health = Health()
+        health = Health(was_ready=workload.ready, ready=workload.ready)
+        began_ms = self._now_ms()
         while workload.running and health.unhealthy is None:
             error = await self._ask(url, int(check["timeout_ms"]))
-            age_ms = self._now_ms() - workload.record.started_ms
+            age_ms = self._now_ms() - began_ms
             before, health = health, step(health, error, age_ms, interval_ms, failures_max)
             if (health.ready, health.unhealthy) != (before.ready, before.unhealthy) and workload.running:
                 workload.ready, workload.unhealthy = health.ready, health.unhealthy
@@ -84,7 +85,7 @@ class Prober:
         if self._client is None:
             # A fresh connection each time: a kept one would say nothing about whether a new caller gets through.
             limits = httpx.Limits(max_keepalive_connections=0)
-            self._client = httpx.AsyncClient(trust_env=False, follow_redirects=False, limits=limits)
+            self._client = httpx.AsyncClient(trust_env=False, verify=False, limits=limits)
         try:
             answer = await self._client.get(url, timeout=timeout_ms / 1000)
         except httpx.TimeoutException:

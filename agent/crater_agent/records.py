@@ -9,6 +9,7 @@ DATA_DIR/logs/ID/stdout, stderr        kept for a while after everything else is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -92,6 +93,15 @@ class Records:
         directory.mkdir(exist_ok=True, mode=0o700)
         write_record(str(directory), "final.json", report.model_dump(mode="json"))
 
+    def set_ready(self, allocation: str, ready: bool) -> None:
+        """So that a replica that is taken over does not count as unready until its next probe."""
+        marker = self.directory(allocation) / "ready"
+        with contextlib.suppress(OSError):
+            marker.touch() if ready else marker.unlink(missing_ok=True)
+
+    def is_ready(self, allocation: str) -> bool:
+        return (self.directory(allocation) / "ready").exists()
+
     def forget(self, allocation: str) -> None:
         """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
         final, logs = self.directory(allocation) / "final.json", self.logs / allocation
@@ -152,9 +162,9 @@ class Records:
     def remove_old_logs(self, keep_ms: int) -> None:
         oldest = time.time() - keep_ms / 1000
         for path in self.logs.iterdir():
-            if not (self.root / path.name).exists() and path.stat().st_mtime < oldest:
-                newest = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
-                if newest < oldest:
+            with contextlib.suppress(OSError):
+                newest = max([path.stat().st_mtime, *(file.stat().st_mtime for file in path.iterdir())])
+                if newest < oldest and not (self.root / path.name).exists():
                     shutil.rmtree(path, ignore_errors=True)
 
 
