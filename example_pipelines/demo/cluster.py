@@ -156,7 +156,9 @@ def _dagster() -> dict[str, Any]:
             "class": "QueuedRunCoordinator",
             "config": {"max_concurrent_runs": 4, "dequeue_interval_seconds": 1},
         },
+        "compute_logs": {"module": "crater_dagster", "class": "CraterComputeLogManager"},
         "telemetry": {"enabled": False},
+        "nux": {"enabled": False},
     }
 
 
@@ -175,8 +177,23 @@ def start_cluster(demo: Demo, processes: Processes) -> None:
     processes.wait_until("a cluster of two nodes", both_ready, START_TIMEOUT_S)
 
 
+def prepare_dagster(demo: Demo) -> None:
+    """Make Dagster's databases once: its web server and daemon, started together, would both begin to and stumble."""
+    made = demo.home / "dagster" / ".made"
+    if made.exists():
+        return
+    from dagster import DagsterInstance
+
+    with DagsterInstance.from_config(str(demo.home / "dagster")) as instance:
+        instance.get_runs_count()
+        instance.all_asset_keys()
+        instance.all_instigator_state()
+    made.touch()
+
+
 def start_dagster(demo: Demo, processes: Processes) -> None:
     """Dagster's web server and daemon, both on the workspace that loads the example."""
+    prepare_dagster(demo)
     workspace = ["-w", str(demo.home / "workspace.yaml")]
     web = [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(demo.ports.dagster), *workspace]
     processes.start("dagster-webserver", web, wave=2)

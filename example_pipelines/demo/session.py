@@ -172,7 +172,7 @@ def _stay(demo: Demo, processes: Processes, screen: Screen) -> int:
     _start(demo, processes, screen)
     screen.console.print(
         f"\nDagster:   {demo.dagster_url}  (Assets → Materialize all runs the loop)"
-        f"\nScheduler: {demo.scheduler_url}  (its API: {demo.scheduler_url}/docs)"
+        f"\nScheduler: {demo.scheduler_url}  (its page asks for the token in {demo.home}/token; the API is described at /docs)"
         f"\nA shell that knows the way:  . {demo.home}/env && crater nodes"
         "\nCtrl-C, or `make down` in another terminal, stops everything."
     )

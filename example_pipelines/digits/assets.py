@@ -19,15 +19,21 @@ from dagster import (
     asset,
 )
 
-from crater_core.lifecycle.autoscale import AutoscaleRule
-from crater_dagster import CraterResource, PipesCraterClient, build_autoscale_sensor, crater_tags, inference_service_asset
+from crater_dagster import (
+    AutoscaleRule,
+    CraterResource,
+    PipesCraterClient,
+    build_autoscale_sensor,
+    crater_tags,
+    inference_service_asset,
+)
 from example_pipelines.digits import prepare
 from example_pipelines.digits.files import DigitsFiles
 
 GROUP = "digits"
 PROJECT = "vision"
 SEED = 7
-EPOCHS = int(os.environ.get("CRATER_EXAMPLE_EPOCHS", "6"))
+EPOCHS = "6"
 ACCURACY_MIN = 0.95
 SERVICE = "digits"
 BATCH_IMAGES = 30
@@ -74,7 +80,7 @@ def trained_model(context: AssetExecutionContext, pipes_crater: PipesCraterClien
             str(TRAIN),
             *("--data", str(files.arrays_path("features"))),
             *("--out", str(written)),
-            *("--epochs", str(EPOCHS)),
+            *("--epochs", os.environ.get("CRATER_EXAMPLE_EPOCHS", EPOCHS)),
             *("--seed", str(SEED)),
         ],
         resources={"gpu": 0.5, "cpu": 0.75, "memory": "1GiB"},
