@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from crater_core.service.engine import Prepared
 from crater_core.service.http import Hub, Invalid, answer, answer_bytes, body_of, identity_of
 from crater_core.service.openapi import described
 from crater_core.service.submits import Submission
-from crater_core.service.views import find_task, show_task
+from crater_core.service.views import find_task, show_task, task_list
 from crater_core.store.protocol import StoredTask, TaskFilter
 from crater_core.wire.tasks import (
     CancelBody,
@@ -34,7 +33,6 @@ from crater_core.wire.tasks import (
 
 _TASK_ID = re.compile(r"t[0-9a-z]{18}")
 _KEY_MAX = 200
-_YIELD_EVERY = 200
 Wait = Annotated[float, Query(ge=0, le=60, description="seconds to wait for news")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Text = Annotated[str | None, Query(max_length=1000)]
@@ -107,13 +105,8 @@ class TaskRoutes:
         return await self._page([await find_task(self._engine, submitted.id) for submitted in done], None, 201)
 
     async def _page(self, found: list[StoredTask], cursor: str | None, status: int = 200) -> Response:
-        parts: list[bytes] = []
-        for index, stored in enumerate(found):
-            parts.append(show_task(self._engine, stored).model_dump_json().encode())
-            if index % _YIELD_EVERY == _YIELD_EVERY - 1:
-                await asyncio.sleep(0)  # A long list must not hold up heartbeats.
         tail = f'],"next_cursor":"{cursor}"}}' if cursor else '],"next_cursor":null}'
-        return answer_bytes(b'{"tasks":[' + b",".join(parts) + tail.encode(), status)
+        return answer_bytes(b'{"tasks":[' + await task_list(self._engine, found) + tail.encode(), status)
 
     async def list_tasks(
         self,

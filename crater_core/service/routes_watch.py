@@ -14,7 +14,7 @@ from crater_core.service.engine import Engine
 from crater_core.service.http import Hub, answer_bytes
 from crater_core.service.openapi import described
 from crater_core.service.routes_tasks import Text, Wait
-from crater_core.service.views import show_task
+from crater_core.service.views import task_list
 from crater_core.store.protocol import StoredEvent, StoredTask
 from crater_core.wire.tasks import EventView, TaskChanges
 
@@ -51,7 +51,7 @@ class WatchRoutes:
             # A change may have come while the store was read.
             if engine.shown.revision == seen:
                 await engine.bell.wait(key, left_s)
-        views = b",".join([show_task(engine, stored).model_dump_json().encode() for stored in found])
+        views = await task_list(engine, found)
         return answer_bytes(f'{{"revision":{whole},"tasks":['.encode() + views + b"]}")
 
     async def _changed(self, after: int, group: str | None, seen: int) -> tuple[list[StoredTask], int]:

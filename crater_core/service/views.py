@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from crater_core.errors import NotFound
@@ -19,6 +20,7 @@ from crater_core.wire.resources import AmountsView
 from crater_core.wire.services import ReplicaView, ServiceView, replica_view, service_view
 from crater_core.wire.tasks import TaskView, task_view
 
+_PAUSE_EVERY = 100
 _LOST = Reason.of(ReasonCode.NODE_LOST)
 
 
@@ -42,6 +44,16 @@ def show_task(engine: Engine, stored: StoredTask) -> TaskView:
         allocations = [_with_use(engine, allocation) for allocation in allocations]
     reason = engine.shown.reasons.get(task.id) if queued else None
     return task_view(task, tuple(allocations), reason=reason, now_ms=engine.clock.now_ms(), revision=stored.revision)
+
+
+async def task_list(engine: Engine, found: Sequence[StoredTask]) -> bytes:
+    """Tasks as the inside of a JSON array, with pauses: a long list must not hold up heartbeats."""
+    parts: list[bytes] = []
+    for index, stored in enumerate(found):
+        parts.append(show_task(engine, stored).model_dump_json().encode())
+        if index % _PAUSE_EVERY == _PAUSE_EVERY - 1:
+            await asyncio.sleep(0)
+    return b",".join(parts)
 
 
 def _with_use(engine: Engine, allocation: Allocation) -> Allocation:

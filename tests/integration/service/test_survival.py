@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -73,6 +74,19 @@ def test_a_task_in_the_middle_of_its_run_finishes_after_kill_9(tmp_path: Path, o
     assert api.whats(task["id"]) == ["queued", "allocated", "started", "succeeded"]
     scheduler.restart()
     assert api.task(task["id"])["core_hours"] > 0
+    assert _first_events(scheduler.url, 4) == ["queued", "allocated", "started", "succeeded"]
+
+
+def _first_events(url: str, count: int) -> list[str]:
+    """Of the task, from the beginning of the history, which only the store remembers now."""
+    seen: list[str] = []
+    with httpx.stream("GET", f"{url}/v1/events?subject=task", headers={"Last-Event-ID": "0"}, timeout=20) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: "))["what"])
+            if len(seen) == count:
+                break
+    return seen
 
 
 def test_a_silent_node_is_lost_and_its_task_runs_elsewhere(tmp_path: Path, own: list[SchedulerProcess]) -> None:
