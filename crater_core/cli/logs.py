@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.text import Text
 
 from crater_core.cli.session import INTERRUPTED, client, err, print_json
 from crater_core.cli.show import outcome_line
@@ -53,9 +54,13 @@ def logs(
             texts = {one: b"".join(_pieces(crater, task_id, one, allocation)).decode("utf-8", "replace") for one in wanted}
             print_json({"task": task_id, **texts})
             return
+        silent = True
         for one in wanted:
             for piece in _pieces(crater, task_id, one, allocation):
                 write(one, piece)
+                silent = False
+        if silent:
+            err().print(Text.assemble(("No output so far: ", "dim"), outcome_line(crater.task(task_id))))
 
 
 def follow_output(crater: CraterClient, task: TaskView, wanted: tuple[Stream, ...] = ("stdout", "stderr")) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import clean, outcome_line
-from crater_core.errors import InvalidRequest
+from crater_core.errors import InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from crater_core.client import CraterClient
@@ -116,7 +116,10 @@ def _carry_out(body: dict[str, Any], key: str | None, *, wait: bool, follow: boo
                 from crater_core.cli.logs import follow_output
 
                 say_why_it_waits(crater, task)
-                follow_output(crater, task)
+                try:
+                    follow_output(crater, task)
+                except (NotFound, Unavailable) as error:
+                    note(f"Its output cannot be read: {error.message}")
             ended = crater.wait(task.id, on_change=Waiting())
         except KeyboardInterrupt:
             detached(task.id)

@@ -1,7 +1,8 @@
-"""One real scheduler with one real agent for a module's tests, and nodes that are nothing but a declaration."""
+"""One real scheduler with one real agent for all tests here, and nodes that are nothing but a declaration."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 import tempfile
@@ -58,12 +59,13 @@ def _declare(url: str, name: str, *, cpu: int = 64, memory_bytes: int = 256 * GI
     httpx.post(f"{url}/v1/agents/{name}/register", json=body, trust_env=False).raise_for_status()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     folder = Path(tempfile.mkdtemp(prefix="crater-test-"))
     folder.chmod(0o755)
     with start_scheduler(folder) as scheduler, CraterClient(scheduler.url) as client:
-        agent = start_agent(folder, scheduler.url, "n1")
+        # A range of its own: other agents of this machine hand out theirs.
+        agent = start_agent(folder, scheduler.url, "n1", ports={"first": random.randrange(21_000, 31_000), "count": 20})
         try:
             wait_until(client.nodes, 20, "the agent's registration")
             yield World(scheduler, agent, client, folder)

@@ -98,6 +98,9 @@ def test_a_waiting_task_says_why(crater, world):
     assert code == 0
     assert err.startswith("waiting: All nodes that could run this are busy")
     waiting = out.strip()
+    code, out, err = crater("logs", waiting)
+    assert (code, out) == (0, "")
+    assert err.startswith(f"No output so far: {waiting} queued: All nodes")
     assert "no room" in crater("list", "--live")[1]
     code, out, _ = crater("explain", waiting)
     assert code == 0
