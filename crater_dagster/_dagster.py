@@ -210,6 +210,8 @@ def _says_interrupted(event: DagsterEvent) -> bool:
         error = event.step_failure_data.error
     elif event.event_type is DagsterEventType.STEP_UP_FOR_RETRY:
         error = event.step_retry_data.error
+    elif event.event_type is DagsterEventType.RUN_FAILURE:
+        error = event.job_failure_data.error
     else:
         return False
     while error is not None:

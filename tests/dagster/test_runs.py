@@ -180,11 +180,11 @@ def test_a_run_worker_that_cannot_be_started_fails_its_run_with_the_reason(world
     assert world.run(run_id).tags["crater/failure_reason"] == "start_failed"
 
 
-def test_a_run_task_that_a_person_cancels_ends_its_run(world: World, tmp_path: Path):
+def test_a_run_task_that_a_person_cancels_fails_its_run_and_ends_its_steps(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
     wait_until((tmp_path / "pid").exists, 60, "the step runs")
     world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
-    assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
+    assert world.finish(run_id, 20) == "FAILURE", world.story(run_id)
     world.no_task_lives(run_id)
 
 
