@@ -134,7 +134,9 @@ class Processes:
 
 
 def _end_with_the_demo() -> None:
-    """In the child: SIGTERM when the demo dies without a word."""
+    """In the child: SIGTERM when the demo dies without a word, and no signal ignored because a shell's background job was."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
