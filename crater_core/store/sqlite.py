@@ -44,20 +44,29 @@ class SqliteStore:
             raise
 
     def _begin(self) -> sqlite3.Connection:
-        """Take the writer's lock and begin a transaction; `_end` gives the lock back, whatever happens."""
+        """Take the writer's lock and begin a transaction. `_end` or `_undo` gives the lock back, whatever happens."""
         self._write_lock.acquire()
         try:
             self._writer = self._writer or connect(self._path)
             self._writer.execute("BEGIN IMMEDIATE")
         except BaseException as error:
-            raise self._end(error) from error
+            self._undo(error)
+            raise
         return self._writer
 
-    def _end(self, error: BaseException | None = None) -> BaseException:
-        """Give the lock back. After an error nothing is written, and after an SQLite error the next write gets a fresh
-        connection: the old one may stay broken."""
+    def _end(self, db: sqlite3.Connection) -> None:
+        """Make the transaction durable."""
         try:
-            if error is not None and self._writer is not None and self._writer.in_transaction:
+            db.execute("COMMIT")
+        except BaseException as error:
+            self._undo(error)
+            raise
+        self._write_lock.release()
+
+    def _undo(self, error: BaseException) -> None:
+        """Nothing is written. After an error of SQLite the next write gets a fresh connection: the old one may stay broken."""
+        try:
+            if self._writer is not None and self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as second:
             error = second
@@ -65,8 +74,7 @@ class SqliteStore:
             if isinstance(error, sqlite3.Error):
                 _close(self._writer)
                 self._writer = None
-                return unavailable(self._path, error)
-            return error or AssertionError("no error")
+                raise unavailable(self._path, error) from error
         finally:
             self._write_lock.release()
 
@@ -75,10 +83,10 @@ class SqliteStore:
         db = self._begin()
         try:
             yield db
-            db.execute("COMMIT")
         except BaseException as error:
-            raise self._end(error) from error
-        self._end()
+            self._undo(error)
+            raise
+        self._end(db)
 
     @contextmanager
     def _reading(self, reader: _Reader | None = None) -> Generator[sqlite3.Connection]:
@@ -127,14 +135,11 @@ class SqliteStore:
             committed = Committed(revision + 1, sequence + len(changes.events))
             db.execute("UPDATE standing SET revision = ?, sequence = ?", (committed.revision, committed.sequence))
         except BaseException as error:
-            raise self._end(error) from error
+            self._undo(error)
+            raise
 
         def finish() -> Committed:
-            try:
-                db.execute("COMMIT")
-            except BaseException as error:
-                raise self._end(error) from error
-            self._end()
+            self._end(db)
             return committed
 
         return finish

@@ -178,6 +178,27 @@ def test_answers_carry_the_security_headers(api: Api) -> None:
     assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/tasks", {"name": "x"}),
+        ("POST", "/v1/tasks", {**TASK, "oops": 1}),
+        ("GET", "/v1/tasks/t-unknown", None),
+        ("GET", "/v1/agents/nobody/leases", None),
+        ("POST", "/v1/agents/nobody/heartbeat", {}),
+        ("POST", "/v1/agents/nobody/reports", {"reports": []}),
+    ],
+)
+def test_the_short_way_and_the_frameworks_way_answer_alike(api: Api, method: str, path: str, body: Any) -> None:
+    short = api.http.request(method, path, json=body)
+    long = api.http.request(method, path + "?unknown=1", json=body)
+    assert (short.status_code, short.json(), short.headers["content-type"]) == (
+        long.status_code,
+        long.json(),
+        long.headers["content-type"],
+    )
+
+
 def test_the_console_page_runs_only_its_own_script(api: Api) -> None:
     answer = api.http.get("/")
     policy = answer.headers["content-security-policy"]
