@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from crater_core.client import CraterClient
 from crater_core.client.flows import Stream
+from crater_core.clock import SystemClock
 from crater_core.errors import CraterError, InvalidRequest, NotFound
 from crater_core.wire.nodes import PoolView
 from crater_core.wire.services import ServiceView
@@ -252,7 +252,8 @@ class AllDataClient:
     def __init__(self, cluster: Cluster, *, user: str | None = None) -> None:
         self.cluster = cluster
         self._crater = CraterClient(cluster.scheduler_address, cluster.token, user=user)
-        self._overview: tuple[float, Overview] | None = None
+        self._clock = SystemClock()
+        self._overview: tuple[int, Overview] | None = None
         self._of_users: dict[str, AllDataClient] = {}
 
     def __enter__(self) -> AllDataClient:
@@ -273,18 +274,19 @@ class AllDataClient:
 
     def overview(self, *, fresh: bool = False) -> Overview:
         """Each pool's free amounts. Asks the scheduler at most once in `sync_interval_s`, unless `fresh`."""
-        if not fresh and self._overview is not None and time.monotonic() - self._overview[0] < self.cluster.sync_interval_s:
+        asked_at_ms = self._clock.monotonic_ms()
+        if not fresh and self._overview is not None and asked_at_ms - self._overview[0] < self.cluster.sync_interval_s * 1000:
             return self._overview[1]
         health, pools = self._crater.health(), self._crater.pools()
         found = Overview(
             self.cluster.name,
-            time.time_ns() // 1_000_000,
+            self._clock.now_ms(),
             tuple(_pool(view) for view in pools),
             health.nodes_ready,
             health.tasks_queued,
             health.tasks_running,
         )
-        self._overview = (time.monotonic(), found)
+        self._overview = (asked_at_ms, found)
         return found
 
     # Training tasks; `task` is an external id, a task id, or a state that was given before

@@ -109,8 +109,12 @@ def set_quota(
     if as_json:
         print_json(policy)
     else:
-        shown = [f"{getattr(policy.limits, field)}" for _, field, _ in FIELDS if getattr(policy.limits, field) is not None]
-        note(f"Policy {clean(name)} is set ({len(shown)} limit(s)); `crater quotas` shows it.")
+        limits_set = [
+            f"{say(limit)} {heading}" if heading in ("GPU", "CPU") else f"{say(limit)} of {heading.lower()}"
+            for heading, field, say in FIELDS
+            if (limit := getattr(policy.limits, field)) is not None
+        ]
+        note(f"Policy {clean(name)}: {', '.join(limits_set) or 'limits for each user only'}.")
 
 
 @quotas_app.command("remove")

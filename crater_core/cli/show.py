@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from crater_core.clock import SystemClock
 from crater_core.model.units import show_bytes, show_duration, show_mib, show_milli
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def status(word: str) -> Text:
 
 
 def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return SystemClock().now_ms()
 
 
 def ago(at_ms: int | None) -> str:

@@ -28,8 +28,9 @@ from crater_core.cli.show import (
     table,
 )
 from crater_core.cli.submit import detached
+from crater_core.clock import SystemClock
 from crater_core.errors import CraterError, InvalidRequest
-from crater_core.model.units import show_mib, show_milli
+from crater_core.model.units import parse_duration_ms, show_mib, show_milli
 
 if TYPE_CHECKING:
     from crater_core.wire.tasks import EventView, ExplanationView, TaskView
@@ -207,13 +208,15 @@ def wait(
     as_json: Json = False,
 ) -> None:
     """Wait for tasks to end. Exit code 0 when all succeeded, else 1."""
-    limit_s = _seconds(timeout)
-    until = _clock_s() + limit_s if limit_s is not None else None
+    limit_s, clock = _seconds(timeout), SystemClock()
+    until_ms = None if limit_s is None else clock.monotonic_ms() + limit_s * 1000
     ended: list[TaskView] = []
     with client(patient=True) as crater:
         try:
             for task_id in task_ids:
-                ended.append(crater.wait(task_id, None if until is None else max(0.0, until - _clock_s())))
+                ended.append(
+                    crater.wait(task_id, None if until_ms is None else max(0.0, (until_ms - clock.monotonic_ms()) / 1000))
+                )
                 if not as_json:
                     err().print(outcome_line(ended[-1]))
         except KeyboardInterrupt:
@@ -270,18 +273,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _seconds(text: str | None) -> float | None:
-    from crater_core.model.units import parse_duration_ms
-
     try:
         return None if text is None else parse_duration_ms(text, "--timeout") / 1000
     except ValueError as error:
         raise InvalidRequest(str(error), field="timeout") from None
-
-
-def _clock_s() -> float:
-    import time
-
-    return time.monotonic()
 
 
 def register(app: typer.Typer) -> None:

@@ -188,17 +188,23 @@ def test_the_async_client_serves_one_event_loop_after_another(world):
     assert asyncio.run(story()) == ["succeeded"] * 3
 
 
-def test_a_scheduler_killed_and_started_again_is_waited_for(bare: SchedulerProcess):
+def test_waiting_goes_on_over_a_scheduler_that_is_killed_and_started_again(bare: SchedulerProcess, declare_node):
+    declare_node(bare.url, "n1", cpu=2)
     with CraterClient(bare.url) as client:
-        waiting_for = client.submit({"name": "x", "command": ["true"]}).id if client.nodes() else None
-        assert waiting_for is None
+        client.submit({"name": "first", "command": ["true"], "resources": {"cpu": 2}})
+        second = client.submit({"name": "second", "command": ["true"], "resources": {"cpu": 2}})
+        assert second.status == "queued"
+        ended: list[str] = []
+        waiting = threading.Thread(target=lambda: ended.append(client.wait(second.id, 60).status))
+        waiting.start()
         bare.kill()
-        answer: list[str] = []
-        asking = threading.Thread(target=lambda: answer.append(client.health().status))
-        asking.start()
+        asked: list[str] = []
+        cancelling = threading.Thread(target=lambda: asked.append(client.cancel(second.id).status))
+        cancelling.start()
         bare.start()
-        asking.join(20)
-        assert answer == ["ok"]
+        for thread in (cancelling, waiting):
+            thread.join(30)
+        assert (asked, ended) == (["cancelled"], ["cancelled"])
         bare.kill()
     with CraterClient(bare.url, retry_for_s=0.2) as client, pytest.raises(SchedulerUnreachable, match="connection refused"):
         client.health()
