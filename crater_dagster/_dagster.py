@@ -142,6 +142,7 @@ def is_driven_by(run: DagsterRun, executor_name: str) -> bool:
 def execute_step(instance: DagsterInstance, run: DagsterRun, fields: Mapping[str, Any]) -> Iterator[DagsterEvent]:
     """Run steps in this process. `fields` as `step_fields` gave them."""
     from dagster._cli.api import _execute_step_command_body
+    from dagster._core.execution.plan.state import KnownExecutionState
 
     assert run.job_code_origin is not None, "a run on a node has a code origin"
     args = ExecuteStepArgs(
@@ -149,7 +150,7 @@ def execute_step(instance: DagsterInstance, run: DagsterRun, fields: Mapping[str
         run_id=run.run_id,
         step_keys_to_execute=list(fields["step_keys"]),
         retry_mode=RetryMode(fields["retry_mode"]) if fields["retry_mode"] else None,
-        known_state=deserialize_value(fields["known_state"]) if fields["known_state"] else None,
+        known_state=deserialize_value(fields["known_state"], KnownExecutionState) if fields["known_state"] else None,
         should_verify_step=False,
     )
     yield from _execute_step_command_body(args, instance, run)

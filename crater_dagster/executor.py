@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from dagster import DagsterInstance, DagsterRun, Field, IntSource, MetadataValue, StringSource, executor
@@ -80,7 +80,7 @@ def crater_executor(init_context: InitExecutorContext) -> Executor:
     Options come in layers, the last one wins: run launcher, code location (`crater` in its container context), this
     executor's configuration, the run's tags, the op's tags, `per_step` in the run's configuration.
     """
-    config = init_context.executor_config
+    config: dict[str, Any] = dict(init_context.executor_config)
     return CraterExecutor(
         CraterStepHandler(config),
         retries=RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
@@ -121,7 +121,7 @@ class CraterExecutor(StepDelegatingExecutor):
         events = super()._pop_events(instance, run_id, seen_storage_ids)
         return [event for event in events if self._handler.take_in(event)]
 
-    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, Any, None]:
         instance, run = plan_context.instance, plan_context.dagster_run
         keep_steps_when(instance, lambda dagster_says, run_id: steps_go_on(instance, run_id, dagster_says))
         self._handler.begin(instance, run, plan_context.resume_from_failure)
