@@ -69,10 +69,14 @@ class Mix:
         self._widths: int = 1
         """One more than the devices of the largest node."""
         self._declarations = -1
+        self._accepts: list[tuple[bool, ...]] = []
+        """By device kind, which of the typical requests may run on it."""
         self.unit = 1
         """This much is one thousandth of a device."""
         self.by_device: IntArray = np.zeros(0, np.int64)
         self.by_whole: IntArray = np.zeros(0, np.int64)
+        self.wanted: IntArray = np.zeros(1, np.int64)
+        """By device kind, in thousandths of the most wanted: how much is asked of it by requests that name a type."""
 
     def refresh(self) -> None:
         """Take in what nodes have declared since. When that changes the tables, all scores are void."""
@@ -85,6 +89,10 @@ class Mix:
         if now != (self._typical, self._kinds, self._widths):
             self._typical, self._kinds, self._widths = now
             self._build(typical)
+            columns.void()
+        wanted = self._wanted(typical)
+        if not np.array_equal(wanted, self.wanted):
+            self.wanted = wanted
             columns.void()
 
     def tables(self, rows: IntArray, cpu: IntArray) -> tuple[IntArray, IntArray]:
@@ -100,7 +108,7 @@ class Mix:
         """Kinds of devices that the same requests accept share their tables; the last are those of no device: nothing."""
         self.unit = max(1, sum(one.weight for one in typical))
         self._cores = np.array(sorted({one.request.cpu_milli for one in typical}), np.int64)
-        accepts = [tuple(_accepts(one, kind.device) for one in typical) for kind in self.columns.kinds]
+        accepts = self._accepts = [tuple(_accepts(one, kind.device) for one in typical) for kind in self.columns.kinds]
         classes = {pattern: index for index, pattern in enumerate(dict.fromkeys(accepts))}
         self._class = np.array([classes[pattern] for pattern in accepts] + [len(classes)], np.int64)
         by_device = np.zeros((len(classes) + 1, len(self._cores) + 1, MILLI + 1), np.int64)
@@ -118,6 +126,21 @@ class Mix:
                 if gpu.exclusive:
                     by_whole[index, enough:] += one.weight * np.where(whole < gpu.count, whole * MILLI, 0)
         self.by_device, self.by_whole = by_device.ravel(), by_whole.ravel()
+
+    def _wanted(self, typical: tuple[TypicalRequest, ...]) -> IntArray:
+        """Requests that name types fall on the devices they accept, in proportion to how many there are of each."""
+        accepts = self._accepts
+        devices = np.bincount(self.columns.kind[self.columns.kind >= 0].ravel(), minlength=len(accepts)).tolist()
+        asked = [0] * len(accepts)
+        for index, one in enumerate(typical):
+            gpu = one.request.gpu
+            if gpu is not None and gpu.types:
+                there = sum(count for count, accepted in zip(devices, accepts, strict=True) if accepted[index])
+                for kind, accepted in enumerate(accepts):
+                    if accepted[index] and there:
+                        asked[kind] += one.weight * gpu.count * _size(gpu) * MILLI // there
+        most = max(asked, default=0)
+        return np.array([amount * MILLI // most if most else 0 for amount in asked] + [0], np.int64)
 
 
 def _accepts(one: TypicalRequest, device: GpuDevice) -> bool:

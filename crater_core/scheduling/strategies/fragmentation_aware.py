@@ -12,12 +12,16 @@ from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArr
 if TYPE_CHECKING:
     from crater_core.scheduling.fits import Fits
 
+SPARE = 40
+"""How many points the most wanted type of GPU costs a task; a whole device's fall of fragmentation is about as many."""
+
 
 class FragmentationAware:
     """The fall of the node's expected fragmentation, squeezed into 0 to 100.
 
     Whole scores and a fixed order among equals are part of the method: exact scores spread tasks over equal nodes and eat
-    the idle ones. A share goes to the device where the fall is largest.
+    the idle ones. A share goes to the device where the fall is largest. Types of GPU that other tasks name are spared, in
+    proportion to how much is asked of them: who can run anywhere leaves them to those who cannot.
     """
 
     def score(self, fits: Fits, rows: IntArray, devices: BoolArray | None) -> IntArray:
@@ -36,9 +40,10 @@ class FragmentationAware:
         if gpu is None or devices is None:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
             return 2 * fall + (columns.gpus.take(rows) == 0)
+        spared = SPARE - mix.wanted.take(columns.kind[:, 0].take(rows)) * SPARE // MILLI
         if gpu.exclusive:
             then -= gpu.count * mix.by_device.take(device_then + MILLI)
-            return 2 * squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
+            return 2 * squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit) + spared
         share = fits.device_compute.take(columns.kind.take(rows, 0))
         after = mix.by_device.take(np.where(devices, at - share, 0))
         whole_left: IntArray = np.subtract((whole_then + whole)[:, None], full, dtype=np.int64)
@@ -47,7 +52,7 @@ class FragmentationAware:
         best = falls.argmax(1)
         if gpu.count == 1:
             fits.prefer(rows, best)
-        return 2 * falls.max(1)
+        return 2 * falls.max(1) + spared
 
 
 def squeeze(fall: IntArray, unit: int) -> IntArray:

@@ -14,7 +14,7 @@ from crater_core.lifecycle.invariants import violations
 from crater_core.model.node import Node, SharingMode
 from crater_core.model.plan import Admitted, Plan
 from crater_core.model.quota import Limits, QuotaPolicy
-from crater_core.model.resources import NOTHING, Amounts
+from crater_core.model.resources import NOTHING, Amounts, GpuRequest, Request, TypicalRequest
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import STRATEGIES, admit, explain, quota_use, schedule
@@ -91,7 +91,13 @@ def clusters(draw: st.DrawFn) -> tuple[list[Node], list[Task], list[QuotaPolicy]
     )
 
 
-EAGER = Settings(hold_after_ms=5, preempt_min_run_ms=0)
+WORKLOAD = (
+    TypicalRequest(Request(1000, gpu=GpuRequest(1)), 5),
+    TypicalRequest(Request(500, gpu=GpuRequest(1, 300, exclusive=False)), 3),
+    TypicalRequest(Request(2000, gpu=GpuRequest(2, types=("t4",))), 2),
+    TypicalRequest(Request(2000), 2),
+)
+EAGER = Settings(hold_after_ms=5, preempt_min_run_ms=0, workload=WORKLOAD)
 """Holds and preemptions happen within the few milliseconds of these stories."""
 Cluster = tuple[list[Node], list[Task], list[QuotaPolicy]]
 
