@@ -194,7 +194,8 @@ class Engine:
                 self._take_over(await self.read(self.store.load))
                 self._reload_wanted = False
                 self.bell.ring_all()
-            batch = self._decide(works, self.clock.now_ms())
+            decided_ms = self.clock.now_ms()
+            batch = self._decide(works, decided_ms)
             changes = batch.changes
             if changes or self.trouble is not None:  # Trouble is over when a write, even of nothing, succeeds.
                 keys = list(batch.keys.values())
@@ -205,7 +206,7 @@ class Engine:
                 if self.trouble is not None:
                     log.info("the store can be written again")
                 self.trouble = None
-                self._remember_times(batch)
+                self._remember_times(batch, decided_ms)
                 self._working.revision = committed.revision
                 self.bell.ring(self.shown.advance(changes, committed.revision, committed.sequence))
         except StaleTerm as error:
@@ -296,17 +297,18 @@ class Engine:
         batch.take(changes)
         self.shown.reasons = plan.waiting
 
-    def _remember_times(self, batch: Batch) -> None:
-        """Come back to what waits for a moment: a task's backoff, a service's next replica."""
+    def _remember_times(self, batch: Batch, decided_ms: int) -> None:
+        """Come back to what waits for a moment after the decision: a task's backoff, a service's next replica. The moment
+        may have passed while the disk was waited for."""
         now_ms = self.clock.now_ms()
         for entity in batch.puts.values():
-            if isinstance(entity, Task) and entity.status is TaskStatus.QUEUED and entity.not_before_ms > now_ms:
+            if isinstance(entity, Task) and entity.status is TaskStatus.QUEUED and entity.not_before_ms > decided_ms:
                 self._later(entity.not_before_ms - now_ms, self.want_cycle)
-            elif isinstance(entity, Service) and entity.retry_at_ms > now_ms:
+            elif isinstance(entity, Service) and entity.retry_at_ms > decided_ms:
                 self._later(entity.retry_at_ms - now_ms, self.want_services)
 
     def _later(self, wait_ms: int, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(wait_ms / 1000 + 0.001, call)
+        asyncio.get_running_loop().call_later(max(0, wait_ms) / 1000 + 0.001, call)
 
 
 def _log_decision(snapshot: Snapshot, task_id: str, node: str, now_ms: int) -> None:

@@ -46,12 +46,13 @@ class Heard:
         for known in (self._heard_ms, self._uses, self.secrets):
             known.pop(node, None)
 
-    def look(self, nodes: Iterable[str], interval_ms: int) -> list[Silence]:
-        """Ages of all nodes now. Called about every `interval_ms`: a longer gap was our own sleep, and is no node's fault."""
+    def look(self, nodes: Iterable[str], interval_ms: int, late_max_ms: int) -> list[Silence]:
+        """Ages of all nodes now. Called about every `interval_ms`: to be later than `late_max_ms` was our own sleep, and is
+        no node's fault. (A busy machine is always a little late; to excuse that too would keep dead nodes alive.)"""
         now_ms = self._clock.monotonic_ms()
         slept_ms = now_ms - self._looked_ms - interval_ms
         self._looked_ms = now_ms
-        if slept_ms > 2 * interval_ms:
+        if slept_ms > late_max_ms:
             self._started_ms += slept_ms
             self._heard_ms = {node: min(now_ms, at_ms + slept_ms) for node, at_ms in self._heard_ms.items()}
         return [Silence(node, self.age_ms(node)) for node in nodes]

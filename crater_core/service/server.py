@@ -21,6 +21,7 @@ from crater_core.service.config import SchedulerConfig
 from crater_core.service.engine import Engine
 from crater_core.service.http import Hub
 from crater_core.service.metrics import SchedulerMetrics
+from crater_core.service.protocol import OneWrite
 from crater_core.service.watch import Watch
 from crater_core.store.sqlite import SqliteStore
 
@@ -76,6 +77,7 @@ async def _serve(
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
                 proxy_headers=False,
+                http=OneWrite,
             ),
             engine,
         )

@@ -59,7 +59,7 @@ class Watch:
     def _silent_nodes(self) -> list[Input]:
         nodes = self._engine.shown.snapshot.nodes
         found: list[Input] = []
-        for silence in self._engine.heard.look(list(nodes), self._interval_ms):
+        for silence in self._engine.heard.look(list(nodes), self._interval_ms, self._timeout_ms // 3):
             lost = nodes[silence.node].status is NodeStatus.LOST
             forget = lost and silence.silent_ms > self._forget_after_ms
             if forget or (not lost and silence.silent_ms > self._timeout_ms):

@@ -106,7 +106,7 @@ def test_a_silent_node_is_lost_and_its_task_runs_elsewhere(tmp_path: Path, own: 
         alive.heartbeat()
         return api.task(moved["id"])["node"] == "n2"
 
-    wait_until(placed_again, 10)
+    wait_until(placed_again, 8)  # Well before the look that comes every ten seconds in any case.
     assert api.get("/v1/nodes/n1")["status"] == "lost"
     assert api.task(moved["id"])["attempt"] == 2
     # What will not be started elsewhere stays with its node, and is taken back when the node returns.

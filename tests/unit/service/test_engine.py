@@ -154,11 +154,19 @@ def test_a_takeover_ends_it() -> None:
     tell(story)
 
 
-def test_a_task_that_backs_off_starts_again_by_itself() -> None:
+@pytest.mark.parametrize("backoff_ms", [1, 50])
+def test_a_task_that_backs_off_starts_again_by_itself(backoff_ms: int) -> None:
     async def story(engine: Engine, store: FailingStore) -> None:
-        retry = RetryPolicy(attempts_max=2, on_failure=True, backoff_ms=50)
+        retry = RetryPolicy(attempts_max=2, on_failure=True, backoff_ms=backoff_ms)
         (submitted,) = await engine.submit([a_submission(engine, retry=retry)])
         (first,) = engine.shown.snapshot.allocations.values()
+        write = engine._in_writer
+
+        async def slow(call: Callable[..., Any], *args: Any) -> Any:
+            await asyncio.sleep(0.01)  # Longer than the shorter backoff: its moment passes before the commit is done.
+            return await write(call, *args)
+
+        engine._in_writer = slow  # type: ignore[method-assign]
         await engine.happen(Report("n1", first.id, first.token, AllocationStatus.FAILED, 1, exit_code=1))
         assert engine.shown.snapshot.tasks[submitted.id].status is TaskStatus.QUEUED
         while engine.shown.snapshot.tasks[submitted.id].status is not TaskStatus.ALLOCATED:

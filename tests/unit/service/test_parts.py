@@ -92,11 +92,11 @@ class TestHeard:
         heard = Heard(clock)
         heard.hear("n1")
         clock.advance(1000)
-        assert heard.look(["n1"], 1000)[0].silent_ms == 1000
+        assert heard.look(["n1"], 1000, 2000)[0].silent_ms == 1000
         clock.advance(60_000)
-        assert heard.look(["n1"], 1000)[0].silent_ms <= 2000
+        assert heard.look(["n1"], 1000, 2000)[0].silent_ms <= 2000
         clock.advance(1000)
-        assert heard.look(["n1"], 1000)[0].silent_ms <= 3000
+        assert heard.look(["n1"], 1000, 2000)[0].silent_ms <= 3000
 
     def test_what_is_forgotten_must_register_again(self) -> None:
         heard = Heard(ManualClock())
