@@ -27,6 +27,7 @@ JOB = "digits_loop"
 SERVICE = "digits"
 RUN_TIMEOUT_S = 900.0
 SETTLE_S = 15.0
+LAST_LINES = 15
 UP_PORTS = Ports(scheduler=8080, scheduler_metrics=9090, gpu_agent=9091, cpu_agent=9092, dagster=3000)
 
 
@@ -226,14 +227,14 @@ def _remove_services(client: CraterClient) -> None:
 
 
 def _explain_failure(client: CraterClient, screen: Screen, failures: list[Happened], tasks: list[TaskView]) -> None:
+    """Each failed step with its reason, and the last lines of what it, and the programs it started, have written."""
     for failure in failures:
         screen.say(failure.step or "run", failure.error or failure.message, "red")
-        for task in tasks:
-            if failure.step and failure.step in task.name and task.status != "succeeded":
-                for stream in ("stdout", "stderr"):
-                    text = client.logs(task.id, stream).data.decode(errors="replace").splitlines()[-15:]
-                    if text:
-                        screen.console.print(f"--- last lines of {task.name} ({stream}) ---", *text, sep="\n", markup=False)
+        of_step = [task for task in tasks if failure.step and task.labels.get("dagster/step_key") == failure.step]
+        for task in of_step:
+            lines = client.logs(task.id, "stderr").data.decode(errors="replace").splitlines()[-LAST_LINES:]
+            if task.status != "succeeded" and lines:
+                screen.console.print(f"--- last lines of {task.name}, task {task.id} ---", *lines, sep="\n", markup=False)
 
 
 @contextlib.contextmanager
