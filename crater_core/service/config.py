@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from crater_core.configuration import DurationMs, Expected, Strict, bad_value, load_yaml
+from crater_core.configuration import DurationMs, Expected, Milli, Strict, bad_value, load_yaml
 from crater_core.errors import BadConfiguration
 from crater_core.model.snapshot import Settings
 from crater_core.wire.nodes import QuotaBody
@@ -40,6 +40,17 @@ def is_loopback(host: str) -> bool:
 
 class PoolSettings(Strict):
     strategy: str = Field(min_length=1)
+
+
+class QueueSettings(Strict):
+    """How tasks that wait are kept in order, and when room is made for one of them."""
+
+    passing: Literal["backfill", "free", "none"] = "backfill"
+    reservations_max: int = Field(default=8, ge=0, le=1000)
+    hold_after: DurationMs = 600_000
+    preempt_min_run: DurationMs = 60_000
+    preemptions_max: int = Field(default=3, ge=0, le=1000)
+    project_weights: dict[str, Milli] = Field(default={})
 
 
 class MetricsSettings(Strict):
@@ -85,6 +96,7 @@ class SchedulerConfig(Strict):
     etcd_endpoints: tuple[str, ...] | None = None
     scheduling_policy: str = "best_fit"
     pools: dict[str, PoolSettings] = Field(default={})
+    queue: QueueSettings = QueueSettings()
     heartbeat_interval: DurationMs = Field(default=10_000, ge=100)
     heartbeat_timeout: DurationMs = Field(default=30_000, ge=300)
     node_forget_after: DurationMs = Field(default=3_600_000, ge=1000)
@@ -135,6 +147,12 @@ class SchedulerConfig(Strict):
             pool_strategies={name: pool.strategy for name, pool in self.pools.items()},
             heartbeat_timeout_ms=self.heartbeat_timeout,
             attempts_max=self.attempts_max,
+            passing=self.queue.passing,
+            reservations_max=self.queue.reservations_max,
+            hold_after_ms=self.queue.hold_after,
+            preempt_min_run_ms=self.queue.preempt_min_run,
+            preemptions_max=self.queue.preemptions_max,
+            project_weights=dict(self.queue.project_weights),
         )
 
 
@@ -161,6 +179,9 @@ def _check(config: SchedulerConfig, file: str, strategies: tuple[str, ...]) -> N
     for field, strategy in used.items():
         if strategies and strategy not in strategies:
             raise bad_value(file, field, strategy, f"one of: {', '.join(sorted(strategies))}")
+    for name, weight in config.queue.project_weights.items():
+        if weight <= 0:
+            raise bad_value(file, f"queue.project_weights.{name}", weight / 1000, "a weight above 0")
     names = [token.name for token in config.tokens]
     for name in names:
         if names.count(name) > 1:

@@ -296,6 +296,8 @@ class Engine:
             return
         batch.take(changes)
         self.shown.reasons = plan.waiting
+        if plan.placements and len(batch.snapshot.queued) > self.settings.cycle_tasks_max:
+            self._later(0, self.want_cycle)  # One cycle looks at so many; the next one at those behind them.
 
     def _remember_times(self, batch: Batch, decided_ms: int) -> None:
         """Come back to what waits for a moment after the decision: a task's backoff, a service's next replica. The moment

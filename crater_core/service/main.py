@@ -18,6 +18,7 @@ from crater_core.service.auth import hash_of, new_token
 from crater_core.service.config import ROLES, SchedulerConfig, load_config
 from crater_core.service.logs import start_logging
 from crater_core.service.metrics import AddressInUse
+from crater_core.service.plugins import load_strategies
 from crater_core.service.server import serve
 
 EXIT_BAD_CONFIGURATION = 2
@@ -77,6 +78,7 @@ def _print_token(name: str, role: str, projects: list[str]) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        load_strategies()
         config = load_config(options.config, options.listen, tuple(STRATEGIES))
         if options.check:
             print(f"{options.config or 'the defaults'}: right")

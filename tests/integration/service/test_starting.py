@@ -45,6 +45,8 @@ def test_help_teaches() -> None:
         ("tokens: [{name: a, role: king, sha256: x}]", "tokens[0].role: found 'king'; expected 'admin', 'submitter'"),
         ("tokens: [{name: a, role: admin, sha256: x}]", "tokens[0].sha256: found 'x'; expected 64 hexadecimal digits"),
         ("quota_policies: {q: {limits: {gpu: many}}}", "quota_policies.q.limits.gpu: found 'many'"),
+        ("queue: {project_weights: {vision: 0}}", "queue.project_weights.vision: found 0.0; expected a weight above 0"),
+        ("queue: {passing: sometimes}", "queue.passing: found 'sometimes'; expected 'backfill', 'free' or 'none'"),
         ("log: {level: loud}", "log.level: found 'loud'; expected"),
         ("a: 1\na: 2", "a: found the key twice (line 2)"),
         ("[1, 2]", "found a list (2 entries); expected keys with values"),
@@ -59,6 +61,22 @@ def test_a_wrong_file_is_refused_with_field_value_and_what_fits(tmp_path: Path, 
     assert message in done.stderr
     assert "scheduler.yaml" in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_a_strategy_of_another_distribution_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[crater.strategies]\ntheir_fit = theirs:score\n")
+    (tmp_path / "theirs.py").write_text("def score(fits):\n    return fits.free[:, 0]\n")
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("scheduling_policy: their_fit\n")
+    assert "expected one of:" in run("--config", str(path), "--check").stderr
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert run("--config", str(path), "--check").returncode == 0
+    (tmp_path / "theirs.py").write_text("broken here\n")
+    done = run("--config", str(path), "--check")
+    assert (done.returncode, "strategy their_fit of theirs cannot be loaded" in done.stderr) == (2, True)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
