@@ -17,7 +17,10 @@ def load_strategies() -> None:
         if found.name in STRATEGIES:
             raise BadConfiguration(f"strategy {found.name} of {brought_by}: found a name that is taken; expected one of its own")
         try:
-            strategy = found.load()
+            loaded = found.load()
+            strategy = loaded() if isinstance(loaded, type) else loaded
         except Exception as error:
             raise BadConfiguration(f"strategy {found.name} of {brought_by} cannot be loaded: {error}") from error
+        if not callable(getattr(strategy, "score", None)):
+            raise BadConfiguration(f"strategy {found.name} of {brought_by}: found no method `score`; expected a Strategy")
         add_strategy(found.name, strategy)

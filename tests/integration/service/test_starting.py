@@ -67,8 +67,8 @@ def test_a_strategy_of_another_distribution_can_be_named(tmp_path: Path, monkeyp
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[crater.strategies]\ntheir_fit = theirs:score\n")
-    (tmp_path / "theirs.py").write_text("def score(fits):\n    return fits.free[:, 0]\n")
+    (info / "entry_points.txt").write_text("[crater.strategies]\ntheir_fit = theirs:TheirFit\n")
+    (tmp_path / "theirs.py").write_text("class TheirFit:\n    def score(self, fits, rows, devices):\n        return 0 * rows\n")
     path = tmp_path / "scheduler.yaml"
     path.write_text("scheduling_policy: their_fit\n")
     assert "expected one of:" in run("--config", str(path), "--check").stderr
