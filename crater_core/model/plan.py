@@ -26,6 +26,10 @@ class Plan:
     preemptions: tuple[Preemption, ...] = ()
     waiting: Mapping[str, Reason] = field(default_factory=lambda: {})
     """Task id to reason, for every queued task the cycle looked at and did not place."""
+    news: Mapping[str, Reason] | None = None
+    """The part of `waiting` whose code is not the one that the task has now; None when that has not been worked out. With a
+    hundred thousand tasks waiting for one reason, this is what there is to write.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from crater_core.model.allocation import Placement
 from crater_core.model.plan import Plan, Preemption
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
+from crater_core.model.task import Task
 from crater_core.scheduling.columns import Held
 from crater_core.scheduling.diagnosis import why_nothing_fits
 from crater_core.scheduling.fairness import Shares
@@ -57,6 +58,7 @@ class Cycle:
         self.placements: list[Placement] = []
         self.preemptions: list[Preemption] = []
         self.waiting = Waiting()
+        self.news: dict[str, Reason] = {}
         self._settled: set[str] = set()
         """Tasks that were decided before their turn."""
         self._fits: dict[int, Fits] = {}
@@ -78,8 +80,8 @@ class Cycle:
                 self._leave_all_behind(order, task)
                 break
         for task in self.memory.queue.delayed.values():
-            self.waiting.add([(task.queued_at_ms, task.id)], backing_off(task, self.now_ms))
-        return Plan(self.snapshot.revision, tuple(self.placements), tuple(self.preemptions), self.waiting)
+            self._wait_alone(task, backing_off(task, self.now_ms))
+        return Plan(self.snapshot.revision, tuple(self.placements), tuple(self.preemptions), self.waiting, self.news)
 
     # --- one task
 
@@ -170,16 +172,27 @@ class Cycle:
                 behind += 1
             elif self.snapshot.settings.passing == "backfill":
                 self.keeping.reserve(fits, task, lane.members, self.now_ms - queued_at_ms)
-        self._wait(lane.places[behind:], reason)
+        self._wait(lane, behind, reason)
 
-    def _wait(self, places: list[Place], reason: Reason) -> None:
+    def _wait(self, lane: Lane, start: int, reason: Reason) -> None:
+        """The tasks of the lane from `start` on, but for those decided before, wait for this reason."""
+        places = lane.places[start:]
         if self._settled:
             places = [place for place in places if place[1] not in self._settled]
         self.waiting.add(places, reason)
+        others = [names for code, names in lane.codes.items() if names and code is not reason.code]
+        if others:
+            decided = self._settled.union(task for _, task in lane.places[:start])
+            self.news.update((name, reason) for names in others for name in names if name not in decided)
+
+    def _wait_alone(self, task: Task, reason: Reason) -> None:
+        self.waiting.add([(task.queued_at_ms, task.id)], reason)
+        if task.reason is None or task.reason.code is not reason.code:
+            self.news[task.id] = reason
 
     def _leave_all_behind(self, order: Order, holder: str) -> None:
         for lane, start in order:
-            self._wait(lane.places[start:], Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder))
+            self._wait(lane, start, Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder))
 
     # --- preemption
 
@@ -192,7 +205,7 @@ class Cycle:
         self.preemptions += [Preemption(id, task) for id in stopped]
         self.keeping.keep(victims.row, task)
         self._settled.add(task)
-        self.waiting.add([_place_of(self.snapshot, task)], Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=len(stopped)))
+        self._wait_alone(self.snapshot.tasks[task], Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=len(stopped)))
         return True
 
     def _preemptors_first(self) -> None:
@@ -213,7 +226,7 @@ class Cycle:
                 self._settled.add(task)
             elif task in victims:
                 reason = Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=victims[task])
-                self.waiting.add([_place_of(self.snapshot, task)], reason)
+                self._wait_alone(self.snapshot.tasks[task], reason)
                 self._settled.add(task)
 
 

@@ -19,6 +19,7 @@ class Lane:
     """Tasks of one priority, project, user, quota policy, service, size, time limit and shape."""
 
     __slots__ = (
+        "codes",
         "control",
         "key",
         "limit_ms",
@@ -38,6 +39,8 @@ class Lane:
         self.limit_ms = limit_ms
         self.control, self.priority = control == 0, -priority
         self.places: list[Place] = []
+        self.codes: dict[ReasonCode | None, set[str]] = defaultdict(set)
+        """Its tasks by the reason that they have now."""
 
 
 def lane_key(task: Task, shape: Shape) -> LaneKey:
@@ -66,7 +69,7 @@ class Queue:
         """Queued tasks that were stopped to make room, and for whom, as long as nothing else is said of them."""
         self._shapes: dict[Shape, Shape] = {}
         """One object for equal shapes, so that comparing them is quick."""
-        self._at: dict[str, tuple[Lane, Place]] = {}
+        self._at: dict[str, tuple[Lane, Place, ReasonCode | None]] = {}
         self._position = -1
         self._settings: Settings | None = None
         self._now_ms = 0
@@ -93,8 +96,9 @@ class Queue:
         joining: dict[Lane, list[Place]] = defaultdict(list)
         for name in changed:
             if name in self._at:
-                lane, place = self._at.pop(name)
+                lane, place, code = self._at.pop(name)
                 leaving[lane].add(place)
+                lane.codes[code].discard(name)
             self.delayed.pop(name, None)
             self.preemptors.pop(name, None)
             task = snapshot.queued.get(name)
@@ -111,7 +115,9 @@ class Queue:
             if lane is None:
                 lane = self.lanes[key] = Lane(key)
             joining[lane].append(place)
-            self._at[name] = (lane, place)
+            code = task.reason.code if task.reason is not None else None
+            lane.codes[code].add(name)
+            self._at[name] = (lane, place, code)
         for lane, places in leaving.items():
             _remove(lane.places, places)
         for lane, places in joining.items():

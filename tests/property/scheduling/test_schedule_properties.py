@@ -14,6 +14,7 @@ from crater_core.lifecycle.invariants import violations
 from crater_core.model.node import Node, SharingMode
 from crater_core.model.plan import Admitted, Plan
 from crater_core.model.quota import Limits, QuotaPolicy
+from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import NOTHING, Amounts, GpuRequest, Request, TypicalRequest
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus
@@ -136,6 +137,20 @@ def test_every_queued_task_is_placed_or_has_a_reason(cluster: Cluster) -> None:
     assert all(count == snapshot.tasks[task].spec.members for task, count in placed.items()), "a gang starts whole"
     assert set(placed) | set(plan.waiting) == set(snapshot.queued)
     assert not set(placed) & set(plan.waiting)
+
+
+@given(clusters(), st.data())
+def test_news_are_the_reasons_whose_code_the_tasks_do_not_have_yet(cluster: Cluster, data: st.DataObject) -> None:
+    snapshot = a_snapshot(*cluster, settings=EAGER)
+    for _ in range(2):
+        for task in data.draw(st.sets(st.sampled_from(sorted(snapshot.queued) or [""]))) - {""}:
+            code = data.draw(st.sampled_from([ReasonCode.NO_ROOM, ReasonCode.QUOTA_USED_UP, ReasonCode.NO_NODE_READY]))
+            snapshot.advance([replace(snapshot.tasks[task], reason=Reason.of(code))])
+        plan = planned(snapshot)
+        before = {task: snapshot.tasks[task].reason for task in plan.waiting}
+        codes = {task: reason.code if reason else None for task, reason in before.items()}
+        assert plan.news == {task: reason for task, reason in plan.waiting.items() if reason.code is not codes[task]}
+        snapshot.advance([replace(snapshot.tasks[task], reason=reason) for task, reason in (plan.news or {}).items()])
 
 
 @given(clusters(), st.randoms(use_true_random=False))
