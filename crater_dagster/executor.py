@@ -157,7 +157,8 @@ class CraterStepHandler(StepHandler):
         self._client = client_of(instance, self._config, retry_for_s=0.0, timeout_s=5.0)
         self._tasks = StepTasks(self._client, group_of(run.run_id), self._labels, self._tell)
         if resumed:
-            self._tasks.find_earlier(client_of(instance, self._config))
+            with client_of(instance, self._config, retry_for_s=self._grace_s) as patient:
+                self._tasks.find_earlier(patient)
 
     # Dagster's three questions
 
@@ -201,7 +202,7 @@ class CraterStepHandler(StepHandler):
 
     @property
     def in_flight(self) -> bool:
-        return bool(self._tasks.live()) or self._tasks.unsettled()
+        return self._tasks.in_flight()
 
     @property
     def unsettled(self) -> bool:
@@ -234,8 +235,7 @@ class CraterStepHandler(StepHandler):
 
     def finish(self) -> None:
         if hasattr(self, "_client"):
-            if self._tasks.unsettled() is False and self._later:
-                self._say_later()
+            self._say_later()
             self._client.close()
 
     # What a step asks for

@@ -65,16 +65,18 @@ class StepTasks:
     def get(self, key: Key) -> StepTask | None:
         return self._tasks.get(key)
 
-    def live(self) -> list[StepTask]:
-        return [task for task in self._tasks.values() if not task.ended]
+    def in_flight(self) -> bool:
+        """Whether there is a task of which Dagster has not seen the end."""
+        return any(not task.settled for task in self._tasks.values())
 
     def unsettled(self) -> bool:
-        """Whether a task has ended whose end Dagster does not know yet."""
+        """Whether there is such a task that has ended."""
         return any(task.ended and not task.settled for task in self._tasks.values())
 
     def settle(self, step_key: str) -> None:
+        """The step's attempts so far have ended in the event log; their processes may take a moment longer."""
         for key, task in self._tasks.items():
-            if key[0] == step_key and task.ended:
+            if key[0] == step_key:
                 task.settled = True
 
     def unreachable_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -158,7 +159,8 @@ class World:
 
 
 def _profile(place: Path, url: str, home: str) -> dict[str, str]:
-    return {"DAGSTER_HOME": str(place / home), "CRATER_ENDPOINT": url, "DO_NOT_TRACK": "1"}
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
+    return {"DAGSTER_HOME": str(place / home), "CRATER_ENDPOINT": url, "DO_NOT_TRACK": "1", **path}
 
 
 def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProcess:
