@@ -45,7 +45,7 @@ def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
         victim = snapshot.allocations[preemption.victim]
         reason = Reason.of(ReasonCode.PREEMPTED, by=preemption.preemptor)
         parts.append(stop_allocation(snapshot, victim, reason, now_ms, "preempting"))
-    for task_id, reason in plan.waiting.items():
+    for task_id, reason in (plan.waiting if plan.news is None else plan.news).items():
         task = snapshot.tasks[task_id]
         # Only a change of code is history: the numbers move in every cycle, and the newest are shown from the plan.
         if task.reason is None or task.reason.code is not reason.code:
