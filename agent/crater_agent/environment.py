@@ -29,6 +29,8 @@ class Host:
 def environment(lease: Lease, host: Host, scratch: str, environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` is the agent's own, read only for what a profile names. Raises RuntimeFailed with the reason."""
     env = {"PATH": f"{host.python_dir}:{SYSTEM_PATH}", "HOME": host.home, "LANG": "C.UTF-8", "TMPDIR": scratch}
+    # Otherwise what a Python program prints is seen only when its buffer is full.
+    env["PYTHONUNBUFFERED"] = "1"
     if host.time_zone:
         env["TZ"] = host.time_zone
     env |= _profile(lease, host, environ)

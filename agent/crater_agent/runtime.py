@@ -73,13 +73,15 @@ class ProcessRuntime:
 
     def record(self, lease: Lease, now_ms: int) -> Record:
         scratch = str(self.place.scratch_root / lease.allocation)
-        return record_of(lease, scratch, self._group_name(), self.place.boot_id, now_ms)
+        return record_of(lease, scratch, self._group_name(lease), self.place.boot_id, now_ms)
 
-    def _group_name(self) -> str:
+    def _group_name(self, lease: Lease) -> str:
         """The one a parked child waits in, or a new one; empty without cgroups."""
         if self.cgroups is None:
             return ""
-        return self._parked.popleft() if self._parked else f"{self._prefix}-{next(self._names)}"
+        # What starts as a fork of a template cannot be a parked child.
+        use_parked = self._parked and lease.warm_preload is None
+        return self._parked.popleft() if use_parked else f"{self._prefix}-{next(self._names)}"
 
     def park(self) -> None:
         """Have children wait in cgroups of their own, so that the next starts need not wait for the kernel."""

@@ -35,6 +35,8 @@ IDLE_LIFE_S = 2.0
 """How long a spawner without agent and children waits before it ends."""
 FIRST_AGENT_S = 20.0
 """How long it waits for the agent that started it."""
+JOINED = b"\0"
+"""What a parked child says first; an order may reach it before."""
 _PR_SET_CHILD_SUBREAPER = 36
 Message = dict[str, Any]
 
@@ -71,7 +73,6 @@ class Parked:
 
     def __init__(self, pid: int, orders_fd: int, why_fd: int) -> None:
         self.pid, self.orders_fd, self.why_fd = pid, orders_fd, why_fd
-        self.ready = False
 
     def hand_over(self, order: Message) -> bool:
         body = json.dumps(order).encode()
@@ -229,7 +230,7 @@ class Shim:
         parked = self.parked.pop(order.get("group", ""), None)
         if parked is not None:
             self.selector.unregister(parked.why_fd)
-            if parked.ready and not order.get("template") and parked.hand_over(order):
+            if not order.get("template") and parked.hand_over(order):
                 self._watch(order, parked.pid, parked.why_fd, connection)
                 return None
             self._dismiss(parked)
@@ -258,7 +259,7 @@ class Shim:
         starting = self.starting[pid]
         part = os.read(starting.why_fd, 4096)
         if part:
-            starting.why += part
+            starting.why += part.removeprefix(JOINED)
             return
         self.selector.unregister(starting.why_fd)
         os.close(starting.why_fd)
@@ -292,8 +293,7 @@ class Shim:
 
     def _parked_said(self, group: str) -> None:
         parked = self.parked[group]
-        if os.read(parked.why_fd, 4096) == b"\0":
-            parked.ready = True
+        if os.read(parked.why_fd, 4096) == JOINED:
             return
         self.selector.unregister(parked.why_fd)
         os.close(parked.orders_fd)

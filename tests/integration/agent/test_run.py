@@ -43,6 +43,7 @@ def test_the_environment_is_what_was_granted_and_nothing_of_the_agents(place, st
         "HOME": env["HOME"],
         "LANG": "C.UTF-8",
         "TMPDIR": scratch,
+        "PYTHONUNBUFFERED": "1",
         "OWN": "1",
         "OMP_NUM_THREADS": "3",
         "CRATER_TASK_ID": "task-a",

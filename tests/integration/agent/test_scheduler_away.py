@@ -87,6 +87,16 @@ def test_silence_fences_what_may_be_started_elsewhere_in_time_and_keeps_the_rest
     assert _runs(stays)
 
 
+def test_a_standby_without_a_leader_costs_no_task(start, scheduler: SchedulerStandIn):
+    scheduler.timeout_ms = 2_000
+    start()
+    scheduler.give("a", SLEEPER)
+    pid = _pid(scheduler, "a")
+    scheduler.leader = ""
+    time.sleep(4)  # Twice the time-out: this is the claim, so it has to pass.
+    assert _runs(pid)
+
+
 def test_the_spawner_fences_when_no_agent_is_left_to_do_it(start, scheduler: SchedulerStandIn):
     scheduler.timeout_ms = 3_000
     agent = start()
