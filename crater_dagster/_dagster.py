@@ -21,6 +21,7 @@ from dagster._core.errors import DagsterPipesExecutionError as DagsterPipesExecu
 from dagster._core.events import DagsterEvent as DagsterEvent
 from dagster._core.events import DagsterEventType as DagsterEventType
 from dagster._core.events import EngineEventData as EngineEventData
+from dagster._core.events import RunFailureReason as RunFailureReason
 from dagster._core.execution.retries import RetryMode as RetryMode
 from dagster._core.execution.retries import get_retries_config as get_retries_config
 from dagster._core.execution.step_dependency_config import StepDependencyConfig as StepDependencyConfig
@@ -212,7 +213,7 @@ def _says_interrupted(event: DagsterEvent) -> bool:
     elif event.event_type is DagsterEventType.STEP_UP_FOR_RETRY:
         error = event.step_retry_data.error
     elif event.event_type is DagsterEventType.RUN_FAILURE:
-        error = event.job_failure_data.error
+        return event.job_failure_data.failure_reason is RunFailureReason.UNEXPECTED_TERMINATION
     else:
         return False
     while error is not None:

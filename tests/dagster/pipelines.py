@@ -200,6 +200,14 @@ def spreading():
     adds(spreads().map(doubles).collect())
 
 
+@dg.job(
+    executor_def=dg.in_process_executor,
+    tags=crater_tags(run_on="compute", cpu=0.9, memory="600MiB", time_limit="6s"),
+)
+def slow_in_one_process():
+    dawdles()
+
+
 @dg.op
 def spread_one() -> int:
     return 4
@@ -303,5 +311,6 @@ defs = dg.Definitions(
         surviving,
         spreading,
         in_one_process,
+        slow_in_one_process,
     ],
 )

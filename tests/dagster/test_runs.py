@@ -85,6 +85,14 @@ def test_a_step_over_its_time_fails_with_the_limit(world: World):
     assert world.run(run_id).tags["crater/failure_reason"] == "time_limit"
 
 
+def test_a_run_in_one_process_over_its_time_fails_with_the_limit(logging_world: World):
+    run_id = logging_world.launch("slow_in_one_process")
+    assert logging_world.finish(run_id) == "FAILURE", logging_world.story(run_id)
+    (event,) = logging_world.events(run_id, DagsterEventType.RUN_FAILURE)
+    assert "time limit of 6 s" in (event.message or "")
+    assert logging_world.run(run_id).tags["crater/failure_reason"] == "time_limit"
+
+
 def test_a_step_that_ends_without_a_final_event_fails_instead_of_hanging(world: World):
     run_id = world.launch("silent")
     assert world.finish(run_id) == "FAILURE"
