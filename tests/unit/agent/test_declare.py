@@ -65,7 +65,8 @@ def test_sharing_is_exclusive_unless_it_is_enabled():
 
 
 def test_simulated_devices_are_always_said_to_be_simulated_and_keep_their_ids():
-    text = "simulated_gpus: [{model: Test, gpu_type: test-gpu, memory: 24GiB, count: 2}]\ngpu_sharing: {enabled: true, compute_mode: mps}"
+    text = "simulated_gpus: [{model: Test, gpu_type: test-gpu, memory: 24GiB, count: 2}]\n"
+    text += "gpu_sharing: {enabled: true, compute_mode: mps}"
     node = _declare(text)
     assert [(d.uuid, d.index, d.memory_mib, d.simulated) for d in node.devices] == [
         ("GPU-SIM-n1-0", 0, 24_576, True),
