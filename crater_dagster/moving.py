@@ -31,6 +31,11 @@ def steps_go_on(instance: DagsterInstance, run_id: str, dagster_says: Callable[[
     return not _run_is_ending(instance, run_id) and dagster_says(run_id)
 
 
+def run_goes_on(instance: DagsterInstance, run_id: str) -> bool:
+    """Whether an executor is there to tell why a step of the run was interrupted."""
+    return bool(os.environ.get("CRATER_TASK_ID")) and not _run_is_ending(instance, run_id)
+
+
 def _run_is_ending(instance: DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished or run.status is DagsterRunStatus.CANCELING

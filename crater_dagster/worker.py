@@ -94,12 +94,12 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
 def _step(instance: Any, run: Any, content: dict[str, Any]) -> int:
     from crater_dagster import _dagster
     from crater_dagster.figures import own_figures
-    from crater_dagster.moving import is_being_moved
+    from crater_dagster.moving import run_goes_on
 
     if _attempt() > 1 and all(_dagster.has_final_event(instance, run.run_id, key) for key in content["step_keys"]):
         return DONE
     _dagster.add_to_materializations(instance, own_figures(instance))
-    _dagster.hold_back_interruptions(instance, lambda: is_being_moved(instance, run.run_id))
+    _dagster.hold_back_interruptions(instance, lambda: run_goes_on(instance, run.run_id))
     failed = False
     for event in _dagster.execute_step(instance, run, content):
         failed |= event.is_step_failure or event.is_step_up_for_retry

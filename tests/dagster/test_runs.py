@@ -201,3 +201,5 @@ def test_a_step_task_that_a_person_cancels_fails_its_step_with_the_name(world: W
     wait_until((tmp_path / "pid").exists, 60, "the step runs")
     world.client.cancel(world.task_of(run_id, "sleeps").id, "no longer wanted")
     assert world.finish(run_id, 20) == "FAILURE", world.story(run_id)
+    assert "It was cancelled by local: no longer wanted" in world.failure(run_id)
+    assert world.run(run_id).tags["crater/failure_reason"] == "cancelled"
