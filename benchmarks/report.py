@@ -12,6 +12,13 @@ END = "<!-- end of figures -->"
 Row = Mapping[str, Any]
 
 
+def merged(path: Path, rows: Sequence[Row]) -> list[Row]:
+    """The figures of earlier runs, with those measured now in the place of their namesakes."""
+    before: list[Row] = json.loads(path.read_text()) if path.exists() else []
+    new = {row["id"]: row for row in rows}
+    return [new.pop(row["id"], row) for row in before] + list(new.values())
+
+
 def write_results(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps(list(rows), indent=2) + "\n")
 
