@@ -1,7 +1,8 @@
 """Placement by the pure functions: how many a second, how a cycle grows, and how well a real trace is packed.
 
-The trace is read from the folder that CRATER_TRACES names: `openb/` of the public cluster-trace-gpu-v2023 data set with the
-fragmentation paper's task lists. Without it only the made clusters are measured. Run alone: `python -m benchmarks.placement`.
+Traces are read from the folder that CRATER_TRACES names (else `traces/`): `openb/`, the public cluster-trace-gpu-v2023 data set
+with the fragmentation paper's task lists, and `philly_gavel/`, the jobs of fifteen virtual clusters. Without them only the made
+clusters are measured. Run alone: `python -m benchmarks.placement`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.model.units import GIB, MILLI
 from crater_core.scheduling import explain, schedule
-from crater_core.simulation import Trace, fill, inflated, read_openb
+from crater_core.simulation import Trace, fill, inflated, read_jobs, read_openb, simulate, with_known_ends
 from crater_core.simulation.fill import filled_from
 from crater_core.simulation.traces import a_machine
 
@@ -39,17 +40,20 @@ T = TypeVar("T")
 SEEDS = (42, 43, 44, 45, 46)
 CI_FLOOR = ("kube-scheduler's CI floor at 5,000 nodes (published)", 680)
 CI_FLOOR_GPU = ("kube-scheduler's CI floor with a GPU-like resource, 5,000 nodes (published)", 180)
+JOBS, JOBS_TAKEN = "philly_gavel/philly_gavel_seed0_15vc.csv", 1_500
 GROUP_CYCLE = ("KAI Scheduler's cycle at 4,000 nodes (published)", 2_400)
 WORKLOADS = {"default": ("openb", 96.0), "gpuspec33": ("openb_gpuspec33", 93.0), "gpushare100": ("openb_gpushare100", 88.2)}
 
 
 def rows() -> list[dict[str, Any]]:
     figures = [*growth_with_nodes(), *growth_with_queue(), explaining(), memory()]
-    folder = os.environ.get("CRATER_TRACES")
-    if folder and (Path(folder) / "openb").is_dir():
-        figures += trace_figures(Path(folder) / "openb")
-    else:
-        print("  (CRATER_TRACES names no folder with openb/: the trace is left out)", flush=True)
+    folder = Path(os.environ.get("CRATER_TRACES", "traces"))
+    if (folder / "openb").is_dir():
+        figures += trace_figures(folder / "openb")
+    if (folder / JOBS).is_file():
+        figures += backfill_figures(folder / JOBS)
+    if not folder.is_dir():
+        print(f"  (no folder {folder}: set CRATER_TRACES to measure on real traces)", flush=True)
     return [figure.as_row() for figure in figures]
 
 
@@ -100,6 +104,19 @@ def published_ratio(folder: Path, workload: str) -> float:
             if row["workload"].endswith(workload):
                 ratios.setdefault(row["sc_policy"], []).append(float(row["100"]))
     return max((float(np.mean(values)) for values in ratios.values()), default=0.0)
+
+
+def backfill_figures(jobs: Path) -> list[Figure]:
+    """The first jobs of a real list with true time limits: backfill beside nobody passing, in the same run."""
+    trace = read_jobs(jobs)
+    trace = with_known_ends(replace(trace, arrivals=trace.arrivals[:JOBS_TAKEN]))
+    filled, strict = (simulate(trace, Settings(passing=passing)) for passing in ("backfill", "none"))
+    peer = "nobody passes the first in line, same run"
+    use = higher_is_better(
+        "quality.backfill.utilisation", 100 * filled.utilisation, "%", peer, 100 * strict.utilisation, 100 * strict.utilisation
+    )
+    hours = [outcome.mean_wait_ms / 3_600_000 for outcome in (filled, strict)]
+    return [replace(use, target="higher"), lower_is_better("quality.backfill.mean_wait", hours[0], "h", peer, hours[1], hours[1])]
 
 
 # --- made clusters
@@ -198,6 +215,7 @@ def growth_with_queue() -> list[Figure]:
 
 def freed_node_ms(snapshot: Snapshot) -> float:
     """One cycle after everything on one node has ended. Median over eleven nodes."""
+    commit(snapshot, schedule(snapshot, 2))
     schedule(snapshot, 2)
     taken: list[float] = []
     with gc_as_in_service():
@@ -243,7 +261,7 @@ def schedule_after(snapshot: Snapshot, tasks: list[Task]) -> Plan:
 
 
 def commit(snapshot: Snapshot, plan: Plan) -> None:
-    """Placements as running allocations, without the lifecycle's history."""
+    """Placements as running allocations, and the reasons that are new, without the lifecycle's history."""
     entities: list[Task | Allocation] = []
     for placement in plan.placements:
         task = snapshot.tasks[placement.task]
@@ -253,6 +271,7 @@ def commit(snapshot: Snapshot, plan: Plan) -> None:
         running = AllocationStatus.RUNNING
         entities.append(Allocation(name, task.id, 1, 0, placement.node, 1, held, placement.grants, status=running))
         entities.append(replace(task, status=TaskStatus.RUNNING))
+    entities += [replace(snapshot.tasks[name], reason=reason) for name, reason in (plan.news or {}).items()]
     snapshot.advance(entities)
 
 
