@@ -40,7 +40,7 @@ class Fits:
         self.count = shape.gpu.count if shape.gpu else 0
         self.wanted = held_of(shape.request.amounts)
         self.need: IntArray = _need(shape)
-        self._needs = [(column, need) for column, need in enumerate(self.need.tolist()) if need > 0]
+        self.needs = [(column, need) for column, need in enumerate(self.need.tolist()) if need > 0]
         """Columns of which something is needed. (A node that has less than nothing of another is no worse a place.)"""
         self.profile_ok: BoolArray = np.zeros(1, np.bool_)
         self.device_needs: list[tuple[int, int]] = [(TOO_MUCH, TOO_MUCH)]
@@ -77,7 +77,8 @@ class Fits:
             self._generation = columns.generation
         elif self._position < len(columns.log):
             self._learn()
-            self._update(np.array(list(dict.fromkeys(columns.log[self._position :])), np.int64))
+            rows = columns.log[self._position :]
+            self._update(np.array(rows if len(rows) == 1 else list(dict.fromkeys(rows)), np.int64))
         self._position = len(columns.log)
 
     def fitting_devices(self, rows: IntArray) -> BoolArray:
@@ -98,7 +99,7 @@ class Fits:
     def _update(self, rows: IntArray) -> None:
         columns = self.columns
         ok = self.profile_ok.take(columns.profile.take(rows))
-        for column, need in self._needs:
+        for column, need in self.needs:
             ok &= columns.free[:, column].take(rows) >= need
         self.score[rows] = NEVER
         if self.count:

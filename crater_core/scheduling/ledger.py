@@ -45,7 +45,8 @@ class Ledger:
         ports = self._free_ports(row, fits.shape.request.ports) if fits.shape.request.ports else ()
         serves = fits.user if fits.shape.user is not None else None
         users = [int(columns.user[row, slot]) for slot, _ in chosen] if serves is not None else []
-        columns.free[row] -= fits.need
+        for column, need in fits.needs:
+            columns.free[row, column] -= need
         for slot, grant in chosen:
             columns.compute[row, slot] -= grant.compute_milli
             columns.gpu_memory[row, slot] -= grant.memory_mib
@@ -58,7 +59,8 @@ class Ledger:
         self.taken[row].append(Taken(fits, chosen, ends_ms))
 
         def undo() -> None:
-            columns.free[row] += fits.need
+            for column, need in fits.needs:
+                columns.free[row, column] += need
             for slot, grant in chosen:
                 columns.compute[row, slot] += grant.compute_milli
                 columns.gpu_memory[row, slot] += grant.memory_mib
