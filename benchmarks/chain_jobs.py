@@ -7,7 +7,7 @@ from crater_dagster import crater_executor, crater_tags
 STEPS = 20
 
 
-@op(ins={"after": In(Nothing)}, tags=crater_tags(cpu=0.1, memory="512MiB"))
+@op(ins={"after": In(Nothing)}, tags=crater_tags(cpu=1, memory="512MiB"))
 def link(context: OpExecutionContext) -> None:
     """Does nothing but tell that it ran."""
     context.log.debug("here")

@@ -51,7 +51,7 @@ def _latency(client: CraterClient, dask: Any) -> list[Figure]:
 
 def _start_ms(client: CraterClient) -> float:
     submitted = time.time_ns()
-    task = client.submit({"name": "latency", "command": DATE, "resources": SMALL})
+    task = client.submit({"name": "latency", "command": DATE, "resources": {"cpu": 1, "memory": "32MiB"}})
     ended = client.wait(task.id, 30)
     assert ended.status == "succeeded", ended
     started = int(client.logs(task.id).data)
