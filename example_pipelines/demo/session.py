@@ -28,6 +28,7 @@ SERVICE = "digits"
 RUN_TIMEOUT_S = 900.0
 SETTLE_S = 15.0
 LAST_LINES = 15
+SIGNALLED = 128
 UP_PORTS = Ports(scheduler=8080, scheduler_metrics=9090, gpu_agent=9091, cpu_agent=9092, dagster=3000)
 
 
@@ -44,7 +45,8 @@ def keep_up(home: Path, screen: Screen) -> int:
         if taken:
             screen.say("", f"In use by another program: {', '.join(taken)}. Stop it, or use `make demo`, which takes free ports.")
             return 1
-        return _guarded(home, screen, UP_PORTS, lambda demo, processes: _stay(demo, processes, screen), autoscale=True)
+        code = _guarded(home, screen, UP_PORTS, lambda demo, processes: _stay(demo, processes, screen), autoscale=True)
+        return 0 if code >= SIGNALLED else code  # To be stopped is how it ends.
 
 
 def take_down(home: Path, screen: Screen) -> int:
@@ -78,7 +80,7 @@ def _guarded(home: Path, screen: Screen, ports: Ports, work, *, autoscale: bool 
     except Interrupted as interrupted:
         screen.calm()
         screen.say("", f"{interrupted}: stopping everything ...", "yellow")
-        code = 128 + interrupted.number
+        code = SIGNALLED + interrupted.number
     except (DemoFailed, CraterError, OSError, httpx.HTTPError) as error:
         screen.calm()
         screen.say("", f"The demo failed: {error}", "bold red")
