@@ -66,6 +66,8 @@ class Agent:
         self._wake = asyncio.Event()
         self._prober = Prober(self._health_changed, clock.monotonic_ms)
         self._jobs: set[asyncio.Task[None]] = set()
+        self._unwritten: list[tuple[Workload, ReportBody]] = []
+        """Ends that are not on the disk yet."""
         session.on_change = self._wake.set
 
     # ---- life
@@ -295,15 +297,25 @@ class Agent:
             "silent_ms": self.session.lease_state().silent_ms,
         }
         status, reason = outcome(end, workload.stop, facts, self.node)
-        final = workload.final(status, reason)
-        try:
-            self.records.finish(final)
-        except OSError as error:
-            log.error("the end of %s could not be written to disk: %s", workload.allocation, error)
+        workload.phase, workload.lives = Phase.ENDED, False
         log.info("%s ended: %s", workload.allocation, sentence(reason))
         self._prober.forget(workload.allocation)
-        self._conclude(workload, final)
+        self._unwritten.append((workload, workload.final(status, reason)))
+        if len(self._unwritten) == 1:
+            self._job(self._write_ends())
         self._job(self._clean(workload.record))
+
+    async def _write_ends(self) -> None:
+        """Ends that come together wait for the disk together, and are reported after it."""
+        while self._unwritten:
+            batch = tuple(self._unwritten)
+            try:
+                await asyncio.to_thread(self.records.finish, [final for _, final in batch])
+            except OSError as error:
+                log.error("the end of %s could not be written to disk: %s", ", ".join(w.allocation for w, _ in batch), error)
+            del self._unwritten[: len(batch)]
+            for workload, final in batch:
+                self._conclude(workload, final)
 
     async def _clean(self, record: Record) -> None:
         if not await self.runtime.clean(record):

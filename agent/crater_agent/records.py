@@ -4,6 +4,7 @@ DATA_DIR/allocations/ID/record.json    before the start, so that nothing is ever
                         started.json   by the spawner's child, before it becomes the program
                         exit.json      by the spawner, as soon as the first process has ended
                         final.json     by the agent, before it reports the end
+DATA_DIR/ends.jsonl                    the same ends, forced to the disk many at a time
 DATA_DIR/logs/ID/stdout, stderr        kept for a while after everything else is gone
 """
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +24,7 @@ from typing import Any, cast
 from crater_agent.forked import write_record
 from crater_core.wire.agents import Lease, ReportBody
 
+JOURNAL_BYTES_MAX = 1024**2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -69,6 +73,7 @@ class Records:
         self.root = data_dir / "allocations"
         self.logs = data_dir / "logs"
         self._lease_file = data_dir / "lease.json"
+        self._journal = data_dir / "ends.jsonl"
         for directory in (self.root, self.logs):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -88,10 +93,31 @@ class Records:
         # Not forced to the disk: after a power cut nothing of it runs, and the scheduler knows what had begun.
         write_record(str(directory), "record.json", asdict(record), durably=False)
 
-    def finish(self, report: ReportBody) -> None:
-        directory = self.directory(report.allocation)
-        directory.mkdir(exist_ok=True, mode=0o700)
-        write_record(str(directory), "final.json", report.model_dump(mode="json"))
+    def finish(self, reports: Sequence[ReportBody]) -> None:
+        """Several ends with one wait for the disk: a file for each, and one journal, which alone is forced to the disk."""
+        for report in reports:
+            directory = self.directory(report.allocation)
+            directory.mkdir(exist_ok=True, mode=0o700)
+            write_record(str(directory), "final.json", report.model_dump(mode="json"), durably=False)
+        fd = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if os.fstat(fd).st_size > JOURNAL_BYTES_MAX:
+                os.sync()  # What it says of the past is in the files of each by then.
+                os.truncate(fd, 0)
+            os.write(fd, "".join(f"{report.model_dump_json()}\n" for report in reports).encode())
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _ends_in_journal(self) -> dict[str, ReportBody]:
+        """For allocations whose own file a power cut has swallowed. A torn last line counts as not there."""
+        ends: dict[str, ReportBody] = {}
+        with contextlib.suppress(OSError):
+            for line in self._journal.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):
+                    report = ReportBody.model_validate_json(line)
+                    ends[report.allocation] = report
+        return ends
 
     def set_ready(self, allocation: str, ready: bool) -> None:
         """So that a replica that is taken over does not count as unready until its next probe."""
@@ -123,13 +149,15 @@ class Records:
         return _read(self.directory(allocation) / "exit.json")
 
     def read_all(self) -> list[Kept]:
-        kept = [self._read_one(path) for path in sorted(self.root.iterdir()) if path.is_dir() and is_id(path.name)]
+        ends = self._ends_in_journal()
+        paths = [path for path in sorted(self.root.iterdir()) if path.is_dir() and is_id(path.name)]
+        kept = [self._read_one(path, ends.get(path.name)) for path in paths]
         return [one for one in kept if one is not None]
 
-    def _read_one(self, path: Path) -> Kept | None:
+    def _read_one(self, path: Path, journalled: ReportBody | None) -> Kept | None:
         raw = _read(path / "record.json")
         final = _read(path / "final.json")
-        report = ReportBody.model_validate(final) if final is not None else None
+        report = ReportBody.model_validate(final) if final is not None else journalled
         if raw is None:
             if report is None:
                 # Written in part when the machine stopped: nothing was started under it.

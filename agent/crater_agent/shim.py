@@ -136,8 +136,8 @@ class Shim:
     def run(self) -> None:
         while not self._done():
             for key, _ in self.selector.select(self._patience()):
-                # One of them may have closed what the next one is about.
-                if key.fileobj in self.selector.get_map():
+                # One of them may have closed what the next one is about, or given its descriptor to another.
+                if self.selector.get_map().get(key.fileobj) is key:
                     key.data()
             self._reap()
             self._fence()
