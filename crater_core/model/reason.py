@@ -141,7 +141,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.QUOTA_USED_UP: "Quota policy {policy} allows {limit} {resource}; {used} are in use and this asks for {wanted}.",
     _C.NO_NODE_READY: "No node is ready ({nodes} known).",
     _C.LABELS_MISMATCH: "No ready node has the labels {labels}.",
-    _C.GPU_TYPE_MISSING: "No ready node has a GPU of type {types}; present: {present}.",
+    _C.GPU_TYPE_MISSING: "No ready node has such a GPU: wanted {types}; present {present}.",
     _C.POOL_MISSING: "No ready node gives to pool {pool}.",
     _C.FRAGMENTED: "{free} {resource} are free in all, but no single {place} has the {wanted} asked for (most on one: {best}).",
     _C.NO_ROOM: "All nodes that could run this are busy: it asks for {wanted} {resource}, {free} are free in all.",

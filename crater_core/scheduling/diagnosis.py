@@ -57,7 +57,7 @@ def _no_such_device(fits: Fits, eligible: IntArray) -> Reason:
     devices = [device for row in rows for device in columns.devices[row] if device.healthy]
     if gpu.types:
         return Reason.of(_C.GPU_TYPE_MISSING, types=" or ".join(gpu.types), present=listed({d.gpu_type for d in devices}))
-    what = "any GPU" if gpu.exclusive else "a GPU that can be shared and is large enough"
+    what = "any" if gpu.exclusive else "any that can be shared and is large enough"
     return Reason.of(_C.GPU_TYPE_MISSING, types=what, present=listed({f"{d.gpu_type} ({d.sharing.value})" for d in devices}))
 
 

@@ -16,7 +16,7 @@ from crater_core.model.resources import Amounts
 from crater_core.model.task import HealthCheck, Mount, OnDisconnect, RetryPolicy, Task, TaskSpec, TaskStatus, TaskType
 from crater_core.model.usage import HOUR_MS
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
-from crater_core.wire.resources import AmountsView, DurationMs, GrantView, Resources
+from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Resources
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TEXT_MAX = 131_072
@@ -99,6 +99,10 @@ class TaskSubmission(Incoming):
     members: int = Field(default=1, ge=1, le=10_000, description="more than one makes it a gang")
     pools: tuple[Slug, ...] = Field(default=(), max_length=16)
     node_labels: dict[Label, Label] = Field(default={}, max_length=100)
+    prefer_labels: dict[Label, Label] = Field(default={}, max_length=100, description="liked in a node, not demanded (affinity)")
+    data_bytes: dict[Label, Bytes] = Field(
+        default={}, max_length=10_000, description="by node: how much of the task's input lies there (affinity)"
+    )
     quota_policy: Slug | None = None
     strategy: Slug | None = None
     time_limit: DurationMs | None = None
@@ -138,6 +142,8 @@ class TaskSubmission(Incoming):
             members=self.members,
             pools=self.pools,
             node_labels=self.node_labels,
+            prefer_labels=self.prefer_labels,
+            data_bytes=self.data_bytes,
             quota_policy=self.quota_policy,
             strategy=self.strategy,
             time_limit_ms=self.time_limit,

@@ -27,11 +27,14 @@ def test_a_submission_survives_being_sent():
         command=COMMAND,
         resources={"cpu": "500m", "memory": "1GiB", "gpu": 0.25, "gpu_memory": "10GiB", "gpu_type": "A100"},
         time_limit="2m",
+        prefer_labels={"zone": "a"},
+        data_bytes={"n1": "3GiB"},
         retry={"attempts": 3, "on_failure": True, "backoff": "5s"},
     )
     assert TaskSubmission.model_validate_json(task.model_dump_json()) == task
     spec = task.to_spec("ann")
     assert spec.request.gpu == GpuRequest(1, 250, 10_240, exclusive=False, types=("a100",))
+    assert (spec.prefer_labels, spec.data_bytes) == ({"zone": "a"}, {"n1": 3 * 2**30})
     assert (spec.time_limit_ms, spec.retry.backoff_ms, spec.user) == (120_000, 5_000, "ann")
 
 
