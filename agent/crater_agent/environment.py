@@ -36,7 +36,7 @@ def environment(lease: Lease, host: Host, scratch: str, environ: Mapping[str, st
     env |= _profile(lease, host, environ)
     env |= lease.env
     env.setdefault("OMP_NUM_THREADS", str(max(1, lease.cpu_milli // 1000)))
-    return env | _granted(lease, host, scratch)
+    return env | granted(lease, host, scratch)
 
 
 def _profile(lease: Lease, host: Host, environ: Mapping[str, str]) -> dict[str, str]:
@@ -50,7 +50,8 @@ def _profile(lease: Lease, host: Host, environ: Mapping[str, str]) -> dict[str, 
         raise RuntimeFailed(f"environment profile {lease.env_profile!r}: {error.args[0]}", node=host.node) from None
 
 
-def _granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
+def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
+    """What the agent itself tells a workload; no profile and no task can say otherwise."""
     env = {
         "CRATER_TASK_ID": lease.task,
         "CRATER_ALLOCATION_ID": lease.allocation,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from crater_agent.environment import Host, environment
+from crater_agent.environment import Host, environment, granted
 from crater_core.wire.agents import Lease
 
 
@@ -19,7 +19,8 @@ def template_for(lease: Lease, host: Host, program: str, environ: Mapping[str, s
     if lease.warm_preload is None:
         return None
     general = lease.model_copy(update={"env": {}, "devices": [], "ports": [], "output_path": None})
-    env = {name: value for name, value in environment(general, host, "", environ).items() if not name.startswith("CRATER_")}
+    of_a_task = granted(general, host, "")
+    env = {name: value for name, value in environment(general, host, "", environ).items() if name not in of_a_task}
     # Read by linear-algebra libraries when they are imported; each fork sets its own number afterwards.
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": "/tmp"}  # noqa: S108 (as for any daemon)
     cwd = lease.working_dir or "/"

@@ -8,6 +8,7 @@ import pytest
 
 from crater_agent.config import FromEnv, FromFile
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
+from crater_agent.warm import template_for
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease, MountView
 from crater_core.wire.resources import GrantView
@@ -95,3 +96,26 @@ def test_a_mount_is_accepted_only_where_nothing_has_to_be_mounted(tmp_path: Path
         refuse_what_cannot_be_done(_lease(mounts=[elsewhere]), roots)
     with pytest.raises(RuntimeFailed, match="outside this node's mount_roots"):
         refuse_what_cannot_be_done(_lease(mounts=[escape]), roots)
+
+
+def test_a_template_knows_the_profile_and_nothing_of_one_task(tmp_path: Path):
+    host = Host("n1", "/venv/bin", "/home/u", "UTC", {"dagster": {"DAGSTER_HOME": "/d", "CRATER_ENDPOINT": "http://s"}})
+    first, second = (
+        template_for(
+            _lease(allocation=name, task=name, env={"OWN": name}, env_profile="dagster", warm_preload=["heavy"], ports=[20_000]),
+            host,
+            "/venv/bin/python",
+            {},
+        )
+        for name in ("a", "b")
+    )
+    assert first is not None
+    assert first == second, "two tasks of a kind share one template"
+    assert (first["env"]["DAGSTER_HOME"], first["env"]["CRATER_ENDPOINT"]) == ("/d", "http://s")
+    assert [name for name in first["env"] if name.startswith("CRATER_")] == ["CRATER_ENDPOINT"]
+    assert first["argv"] == ["/venv/bin/python", "-m", "crater_agent.template", "heavy"]
+    assert "OWN" not in first["env"]
+
+
+def test_a_task_that_asks_for_no_template_gets_none(tmp_path: Path):
+    assert template_for(_lease(), _host(tmp_path), "/usr/bin/true", {}) is None
