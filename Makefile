@@ -27,6 +27,7 @@ down: $(VENV)/.installed-examples  ## stop what `make up` started in another ter
 	@exec $(BIN)/python -m example_pipelines.demo down
 
 test: $(VENV)/.installed-dev  ## all tests but those that need a real GPU (TESTS=tests/unit runs a part)
+	@tests/system_packages.sh
 	@$(BIN)/python -m pytest $(TESTS) -n $(PYTEST_WORKERS) --dist loadfile -m 'not hardware' --durations 5
 
 check: $(VENV)/.installed-dev  ## format, lint, types and the rules of imports
@@ -43,7 +44,7 @@ bench: $(VENV)/.installed-bench  ## measure beside peers; writes benchmarks/resu
 	@$(BIN)/python -m benchmarks.run
 
 lock: $(VENV)/.installed-bench  ## write constraints.txt anew from what is installed now
-	@$(BIN)/pip install -q -e '.[examples,dev,bench,postgres]'
+	@$(BIN)/pip install -q -e '.[examples,dev,bench,postgres,etcd,plots]'
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > .constraints.new && mv .constraints.new constraints.txt
 
 clean:  ## remove the environment, the demo's data and all caches
@@ -58,8 +59,8 @@ $(BIN)/pip:
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@case '$*' in \
 	  examples) extras=examples ;; \
-	  dev) extras=examples,dev,postgres ;; \
-	  bench) extras=examples,dev,postgres,bench ;; \
+	  dev) extras=examples,dev,postgres,etcd,plots ;; \
+	  bench) extras=examples,dev,postgres,etcd,plots,bench ;; \
 	esac; \
 	index=''; \
 	if ! command -v nvidia-smi >/dev/null 2>&1; then \
