@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from crater_dagster.autoscale import build_autoscale_sensor
     from crater_dagster.executor import crater_executor
     from crater_dagster.launcher import CraterRunLauncher
+    from crater_dagster.leaks import build_leak_sensor
     from crater_dagster.logs import CraterComputeLogManager
     from crater_dagster.pipes import PipesCraterClient
     from crater_dagster.resource import CraterResource
@@ -30,6 +31,7 @@ __all__ = [
     "CraterRunLauncher",
     "PipesCraterClient",
     "build_autoscale_sensor",
+    "build_leak_sensor",
     "crater_executor",
     "crater_tags",
     "inference_service_asset",
@@ -42,6 +44,7 @@ _HOMES = {
     "CraterRunLauncher": "crater_dagster.launcher",
     "PipesCraterClient": "crater_dagster.pipes",
     "build_autoscale_sensor": "crater_dagster.autoscale",
+    "build_leak_sensor": "crater_dagster.leaks",
     "crater_executor": "crater_dagster.executor",
     "crater_tags": "crater_dagster.tags",
     "inference_service_asset": "crater_dagster.services",

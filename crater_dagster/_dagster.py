@@ -55,6 +55,12 @@ PIPES_CLIENT = "crater"
 FINAL_STEP_EVENTS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_FAILURE, DagsterEventType.STEP_UP_FOR_RETRY}
 
 
+def storage_id(instance: DagsterInstance) -> str | None:
+    """What tells this instance's runs from another's; None where its storage has no such id."""
+    ask = getattr(instance.run_storage, "get_run_storage_id", None)
+    return ask() if ask is not None else None
+
+
 def has_final_event(instance: DagsterInstance, run_id: str, step_key: str) -> bool:
     """Whether the step's newest attempt has ended in the event log. An attempt begins when its executor launches it."""
     of_type = {*FINAL_STEP_EVENTS, DagsterEventType.STEP_WORKER_STARTING}

@@ -37,6 +37,7 @@ from crater_dagster.connect import client_of, launcher_of
 from crater_dagster.following import ROLE, STEP_WORKER
 from crater_dagster.moving import steps_go_on
 from crater_dagster.options import from_tags, merge, submission
+from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
 from crater_dagster.steps import POLL_S, Key, StepTask, StepTasks
@@ -153,7 +154,7 @@ class CraterStepHandler(StepHandler):
         self._base = merge(
             launcher.options if launcher else {}, code_location_options(run), options_in(self._config), run_options(run)
         )
-        self._labels = {ROLE: STEP_WORKER, "dagster/run_id": run.run_id}
+        self._labels = {ROLE: STEP_WORKER, "dagster/run_id": run.run_id, **owner_label(instance)}
         self._client = client_of(instance, self._config, retry_for_s=0.0, timeout_s=5.0)
         self._tasks = StepTasks(self._client, group_of(run.run_id), self._labels, self._tell)
         if resumed:

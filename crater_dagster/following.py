@@ -19,7 +19,7 @@ LOOK_EVERY_S = 2.0
 RUNS_MAX = 1000
 ROLE = "crater/role"
 RUN_WORKER, STEP_WORKER = "run", "step"
-_LIVE = ("queued", "allocated", "running")
+LIVE = ("queued", "allocated", "running")
 _log = logging.getLogger("crater_dagster")
 
 
@@ -65,7 +65,7 @@ class FollowedRuns:
                     return
                 followed = list(self._runs.values())
             try:
-                live = {view.id: view for view in self._client().tasks(labels={ROLE: RUN_WORKER}, status=_LIVE)}
+                live = {view.id: view for view in self._client().tasks(labels={ROLE: RUN_WORKER}, status=LIVE)}
                 for one in followed:
                     self._look(one, live.get(one.task))
             except CraterError:
@@ -90,17 +90,7 @@ class FollowedRuns:
                 self._settle(followed.run.run_id, last)
 
     def _settle(self, run_id: str, last: TaskView) -> None:
-        """A worker writes its run's end itself, unless it could not."""
-        instance = self._instance()
-        run = instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:
-            return
-        how = how_it_ended(last)
-        if run.status is DagsterRunStatus.CANCELING:
-            instance.report_run_canceled(run, f"Its run worker was stopped. {how}")
-        elif run.status is not DagsterRunStatus.STARTED or not instance.run_will_resume(run_id):
-            instance.add_run_tags(run_id, {FAILURE_TAG: failure_code(last.reason)})
-            instance.report_run_failed(run, f"The run worker has left without finishing its run. {how}")
+        if settle_run(self._instance(), run_id, last):
             self._end_the_rest(run_id)
 
     def _end_the_rest(self, run_id: str) -> None:
@@ -112,3 +102,22 @@ class FollowedRuns:
         if code is not None and code != followed.told:
             followed.told = code
             report_step_event(self._instance(), followed.run, None, f"The run worker waits: {sentence(view.reason)}", {})
+
+
+def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) -> bool:
+    """Write the end of a run whose worker has left without doing so; `last` is that worker. True when the run has failed now.
+
+    A worker writes its run's end itself, unless it could not; a run that may be resumed is left to run monitoring.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return False
+    how = how_it_ended(last) if last is not None else "The scheduler does not know of it."
+    if run.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, f"Its run worker was stopped. {how}")
+        return False
+    if run.status is DagsterRunStatus.STARTED and instance.run_will_resume(run_id):
+        return False
+    instance.add_run_tags(run_id, {FAILURE_TAG: failure_code(last.reason if last is not None else None)})
+    instance.report_run_failed(run, f"The run worker has left without finishing its run. {how}")
+    return True

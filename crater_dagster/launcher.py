@@ -35,6 +35,7 @@ from crater_dagster.config import (
 )
 from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns
 from crater_dagster.options import check_run_on, merge, submission
+from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
@@ -135,7 +136,12 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
             env=pack(content),
             warm_preload=preload_of(run, options),
             group=group_of(run.run_id),
-            labels={ROLE: RUN_WORKER, "dagster/run_id": run.run_id, "dagster/job": run.job_name[:1000]},
+            labels={
+                ROLE: RUN_WORKER,
+                "dagster/run_id": run.run_id,
+                "dagster/job": run.job_name[:1000],
+                **owner_label(self._instance),
+            },
         )
 
     # Terminate

@@ -33,6 +33,7 @@ from crater_dagster.config import group_of
 from crater_dagster.connect import client_of
 from crater_dagster.moving import is_being_moved
 from crater_dagster.options import from_tags, merge, pools_of, submission
+from crater_dagster.owner import owner_label
 from crater_dagster.pipes_context import in_parts, is_too_large
 from crater_dagster.pipes_output import TaskOutput
 from crater_dagster.pipes_reader import MessageLines, TaskOutputReader
@@ -125,8 +126,13 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
             name=(name or step_key)[:200],
             command=tuple(program),
             env=env,
-            group=group_of(context.run_id),
-            labels={PART_OF_THE_STEP: "pipes", "dagster/run_id": context.run_id, "dagster/step_key": step_key[:1000]},
+            group=group_of(context.run.run_id),
+            labels={
+                PART_OF_THE_STEP: "pipes",
+                "dagster/run_id": context.run.run_id,
+                "dagster/step_key": step_key[:1000],
+                **owner_label(context.instance),
+            },
         )
 
     def _launch(self, client: CraterClient, context: Context, task: TaskSubmission, mark: str) -> TaskView:
@@ -140,7 +146,7 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
                 return earlier
             if earlier is not None and not earlier.ended:
                 client.cancel(earlier.id, "the step that started it has begun again, with another request")
-        key = f"{context.run_id}:pipes:{mark[:32]}:{context.retry_number}:{len(self._mine)}"
+        key = f"{context.run.run_id}:pipes:{mark[:32]}:{context.retry_number}:{len(self._mine)}"
         try:
             view = client.submit(task, idempotency_key=key)
             if view.ended:
@@ -186,7 +192,7 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
 
     def _interrupted(self, client: CraterClient, context: Context, view: TaskView) -> None:
         """A person has ended the run, or this process is only being moved: then the program goes on, and is found again."""
-        if is_being_moved(context.instance, context.run_id):
+        if is_being_moved(context.instance, context.run.run_id):
             context.log.info(f"Interrupted; task {view.id} goes on.")
             return
         client.cancel(view.id, "the step that started it was interrupted")

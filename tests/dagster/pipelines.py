@@ -282,7 +282,7 @@ served = inference_service_asset(
     resources={"cpu": 0.2, "memory": "128MiB"},
     op_tags=crater_tags(**SMALL),
     health={"path": "/health", "interval": "200ms"},
-    extra=lambda context: {"env": {"MODEL": context.run_id}},
+    extra=lambda context: {"env": {"MODEL": context.run.run_id}},
 )
 scaler = build_autoscale_sensor("served", AutoscaleRule(up_for_ms=0, down_for_ms=0, cooldown_ms=0))
 
