@@ -8,8 +8,8 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from crater_core.cli.session import FAILED, Json, client, note, out, print_json
-from crater_core.cli.show import NOTHING, ago, clean, facts, print_or_say, share, short, size, size_of, status, table
+from crater_core.cli.session import FAILED, Json, client, note, option, out, print_json
+from crater_core.cli.show import NOTHING, ago, clean, facts, now_ms, print_or_say, share, short, size, size_of, status, table
 from crater_core.model.units import show_mib, show_milli
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def nodes(context: typer.Context, as_json: Json = False) -> None:
     [bold]crater nodes show gpu-node-01[/]
 
     [bold]crater nodes cordon gpu-node-01[/]  [dim]take nothing new; what runs goes on[/]
+
+    [bold]crater nodes drain gpu-node-01 --deadline 2h --reason "new driver"[/]  [dim]also empty it[/]
     """
     if context.invoked_subcommand is None:
         list_nodes(as_json)
@@ -59,7 +61,17 @@ def list_nodes(as_json: Json = False) -> None:
 
 
 def _node_status(node: NodeView) -> Text:
-    return status("cordoned" if node.cordoned and node.status == "ready" else node.status)
+    if node.status != "ready" or not node.cordoned:
+        return status(node.status)
+    return status("cordoned" if node.drain is None else "draining" if node.allocations else "drained")
+
+
+def _drain_line(node: NodeView) -> str | None:
+    if node.drain is None:
+        return None
+    until = f", what is left is moved in {short(node.drain.deadline_ms - now_ms())}" if node.drain.deadline_ms else ""
+    why = f": {node.drain.reason}" if node.drain.reason else ""
+    return f"by {node.drain.by} {ago(node.drain.since_ms)} ago{why}{until}"
 
 
 def _gpus_free(node: NodeView) -> str:
@@ -96,6 +108,7 @@ def show_node(name: NodeName, as_json: Json = False) -> None:
                     for what, whole, left, text in used
                     if whole
                 ),
+                ("drain", _drain_line(node)),
                 ("labels", ", ".join(f"{key}={value}" for key, value in node.labels.items())),
                 ("pools", ", ".join(f"{pool} ({kind})" for pool, kind in node.pools.items())),
                 ("limits", f"{node.enforcement}; runs {', '.join(node.runtimes)} tasks"),
@@ -141,9 +154,29 @@ def cordon(name: NodeName, as_json: Json = False) -> None:
         note(f"{clean(name)} takes nothing new{running}. `crater nodes uncordon {clean(name)}` opens it again.")
 
 
+@nodes_app.command("drain")
+def drain(
+    name: NodeName,
+    deadline: Annotated[
+        str | None, option("TIME", "After so long, stop what still runs and queue it again (10m, 2h). Without: let it end.")
+    ] = None,
+    reason: Annotated[str, option("TEXT", "Why, for those who ask.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Empty a node: nothing new starts, replicas move first, tasks run to their end or to the deadline."""
+    with client() as crater:
+        node = crater.drain(name, deadline, reason)
+    if as_json:
+        print_json(node)
+    else:
+        left = f"{node.allocations} task(s) are still there" if node.allocations else "it is empty"
+        note(f"{clean(name)} is being drained; {left}. `crater nodes undrain {clean(name)}` opens it again.")
+
+
+@nodes_app.command("undrain")
 @nodes_app.command("uncordon")
 def uncordon(name: NodeName, as_json: Json = False) -> None:
-    """Let a node take tasks again."""
+    """Let a node take tasks again, cordoned or drained."""
     with client() as crater:
         node = crater.uncordon(name)
     if as_json:
@@ -208,5 +241,6 @@ def _print_health(found: Health, asked: tuple[str, ...]) -> None:
 
 def register(app: typer.Typer) -> None:
     app.add_typer(nodes_app, name="nodes", rich_help_panel="Cluster")
+    app.add_typer(nodes_app, name="node", hidden=True)
     app.command("pools", rich_help_panel="Cluster")(pools)
     app.command("health", rich_help_panel="Cluster")(health)

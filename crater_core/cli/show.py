@@ -35,6 +35,8 @@ _STYLES = {
     "deploying": "yellow",
     "removing": "magenta",
     "cordoned": "yellow",
+    "draining": "yellow",
+    "drained": "yellow",
 }
 NOTHING = "–"
 

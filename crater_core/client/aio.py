@@ -179,6 +179,10 @@ class AsyncCraterClient:
     async def uncordon(self, name: str) -> NodeView:
         return await self._send(calls.cordon(name, False))
 
+    async def drain(self, name: str, deadline: str | None = None, reason: str = "") -> NodeView:
+        """Empty a node: nothing new, and what still runs after `deadline` ("10m"; None: never) is queued again elsewhere."""
+        return await self._send(calls.drain(name, deadline, reason))
+
     async def pools(self) -> list[PoolView]:
         return await self._send(calls.pools())
 

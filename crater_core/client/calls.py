@@ -210,6 +210,10 @@ def cordon(name: str, on: bool) -> Call[NodeView]:
     return _post(f"/v1/nodes/{_part(name, 'node')}/{'cordon' if on else 'uncordon'}", NodeView)
 
 
+def drain(name: str, deadline: str | None, reason: str) -> Call[NodeView]:
+    return _post(f"/v1/nodes/{_part(name, 'node')}/drain", NodeView, {"deadline": deadline, "reason": reason})
+
+
 def pools() -> Call[list[PoolView]]:
     return Call("GET", "/v1/pools", lambda answer: _view(PoolPage)(answer).pools)
 

@@ -178,6 +178,10 @@ class CraterClient:
     def uncordon(self, name: str) -> NodeView:
         return self._send(calls.cordon(name, False))
 
+    def drain(self, name: str, deadline: str | None = None, reason: str = "") -> NodeView:
+        """Empty a node: nothing new, and what still runs after `deadline` ("10m"; None: never) is queued again elsewhere."""
+        return self._send(calls.drain(name, deadline, reason))
+
     def pools(self) -> list[PoolView]:
         return self._send(calls.pools())
 

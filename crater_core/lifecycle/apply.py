@@ -8,6 +8,7 @@ from crater_core.lifecycle.inputs import (
     CancelAsked,
     Input,
     NodeCordoned,
+    NodeDrained,
     NodeForgotten,
     NodeHeard,
     NodeRegistered,
@@ -27,7 +28,7 @@ from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Task, TaskStatus
 
-_ASKED_TO_END = {ReasonCode.SCALED_DOWN, ReasonCode.SUPERSEDED, ReasonCode.CANCELLED}
+_ASKED_TO_END = {ReasonCode.SCALED_DOWN, ReasonCode.SUPERSEDED, ReasonCode.CANCELLED, ReasonCode.DRAINED}
 
 
 def apply(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
@@ -60,6 +61,8 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
             return nodes.forget(snapshot, happened, now_ms)
         case NodeCordoned():
             return nodes.cordon(snapshot, happened, now_ms)
+        case NodeDrained():
+            return nodes.drain(snapshot, happened, now_ms)
         case PolicySet():
             return Changes((happened.policy,)) if snapshot.policies.get(happened.policy.name) != happened.policy else NO_CHANGES
         case PolicyRemoved():
@@ -71,7 +74,8 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
         case ServiceRemoved():
             return services.remove(snapshot, happened, now_ms)
         case Tick():
-            return services.reconcile(snapshot, iter(happened.task_ids), now_ms)
+            moved = services.reconcile(snapshot, iter(happened.task_ids), now_ms)
+            return moved + nodes.past_deadline(snapshot, {put.id for put in moved.puts if isinstance(put, Task)}, now_ms)
 
 
 def _replicas_that_fell(snapshot: Snapshot, changes: Changes, now_ms: int) -> Changes:

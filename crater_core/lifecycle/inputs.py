@@ -69,6 +69,16 @@ class NodeCordoned:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """Empty the node: nothing new, and what still runs at `deadline_ms` (None: at no time) is stopped and queued again."""
+
+    node: str
+    deadline_ms: int | None
+    by: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One report of an agent on one allocation. May come twice, late or out of order."""
 
@@ -132,6 +142,7 @@ Input = (
     | NodeSilent
     | NodeForgotten
     | NodeCordoned
+    | NodeDrained
     | Report
     | PolicySet
     | PolicyRemoved

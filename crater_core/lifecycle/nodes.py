@@ -1,15 +1,16 @@
-"""Nodes: registered, silent, back again, cordoned."""
+"""Nodes: registered, silent, back again, cordoned, drained."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
-from crater_core.lifecycle.inputs import NodeCordoned, NodeForgotten, NodeHeard, NodeRegistered, NodeSilent
-from crater_core.lifecycle.tasks import end_allocation, may_run_again, story
+from crater_core.lifecycle.inputs import NodeCordoned, NodeDrained, NodeForgotten, NodeHeard, NodeRegistered, NodeSilent
+from crater_core.lifecycle.tasks import end_allocation, may_run_again, stop_allocation, stop_task, story
 from crater_core.model.allocation import AllocationStatus
 from crater_core.model.history import Event
-from crater_core.model.node import Node, NodeStatus
+from crater_core.model.node import Drain, Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 
@@ -19,12 +20,13 @@ def _event(node: Node, what: str, now_ms: int, **facts: str | int) -> Event:
 
 
 def register(snapshot: Snapshot, asked: NodeRegistered, now_ms: int) -> Changes:
-    """A node declares itself, for the first time or again. What an operator said of it (cordon) stays."""
+    """A node declares itself, for the first time or again. What an operator said of it (cordon, drain) stays."""
     known = snapshot.nodes.get(asked.node.name)
     node = replace(
         asked.node,
         status=NodeStatus.READY,
         cordoned=known.cordoned if known else False,
+        drain=known.drain if known else None,
         registered_at_ms=now_ms,
         heartbeat_at_ms=now_ms,
     )
@@ -79,8 +81,53 @@ def forget(snapshot: Snapshot, asked: NodeForgotten, now_ms: int) -> Changes:
 
 
 def cordon(snapshot: Snapshot, asked: NodeCordoned, now_ms: int) -> Changes:
+    """Taking tasks again also ends a drain."""
     node = snapshot.nodes[asked.node]
     if node.cordoned == asked.cordoned:
         return NO_CHANGES
     what = "cordoned" if asked.cordoned else "uncordoned"
-    return Changes((replace(node, cordoned=asked.cordoned),), events=(_event(node, what, now_ms, by=asked.by),))
+    moved = replace(node, cordoned=asked.cordoned, drain=node.drain if asked.cordoned else None)
+    return Changes((moved,), events=(_event(node, what, now_ms, by=asked.by),))
+
+
+def drain(snapshot: Snapshot, asked: NodeDrained, now_ms: int) -> Changes:
+    """Take nothing new, and empty what is there by the deadline. Asking again moves the deadline."""
+    node = snapshot.nodes[asked.node]
+    known = node.drain
+    if known is not None and (known.deadline_ms, known.why) == (asked.deadline_ms, asked.why):
+        return NO_CHANGES
+    since_ms = known.since_ms if known else now_ms
+    drained = replace(node, cordoned=True, drain=Drain(asked.by, asked.why, since_ms, asked.deadline_ms))
+    facts: dict[str, str | int] = {"by": asked.by, "why": asked.why}
+    if asked.deadline_ms is not None:
+        facts["wait_ms"] = max(0, asked.deadline_ms - now_ms)
+    return Changes((drained,), events=(_event(node, "draining", now_ms, **facts),))
+
+
+def past_deadline(snapshot: Snapshot, seen: Collection[str], now_ms: int) -> Changes:
+    """Stop what still runs on nodes whose drain is over its deadline, but for tasks that are seen to already. Replicas end, for
+    their service makes others.
+    """
+    changes = NO_CHANGES
+    for name in sorted(snapshot.nodes):
+        node = snapshot.nodes[name]
+        if node.drain is None or node.drain.deadline_ms is None or node.drain.deadline_ms > now_ms:
+            continue
+        reason = drained(node)
+        for task_id in sorted({allocation.task for allocation in snapshot.by_node.get(name, {}).values()}):
+            task = snapshot.tasks[task_id]
+            if task_id in seen or task.cancel_reason is not None:
+                continue
+            if task.spec.service is not None:
+                changes += stop_task(snapshot, task, reason, now_ms)
+                continue
+            for _, allocation in sorted(snapshot.by_task[task_id].items()):
+                changes += stop_allocation(snapshot, allocation, reason, now_ms, "draining")
+    return changes
+
+
+def drained(node: Node) -> Reason:
+    """Why something of this node was stopped."""
+    assert node.drain is not None, "asked only for a node that is being drained"
+    why = f": {node.drain.why}" if node.drain.why else ""
+    return Reason.of(ReasonCode.DRAINED, node=node.name, by=node.drain.by, why=why)

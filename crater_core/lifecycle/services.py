@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
 from crater_core.lifecycle.inputs import ServiceDeployed, ServiceRemoved, ServiceScaled, TaskSubmitted
+from crater_core.lifecycle.nodes import drained
 from crater_core.lifecycle.tasks import stop_task, submit
 from crater_core.model.history import Event
-from crater_core.model.node import NodeStatus
+from crater_core.model.node import Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.service import Service, ServiceStatus
 from crater_core.model.snapshot import Snapshot
@@ -85,8 +86,9 @@ def _reconcile_one(snapshot: Snapshot, service: Service, ids: Iterator[str], now
         if not live:
             return Changes(removed=((Service, service.name),), events=(_event(service, "removed", now_ms),))
         return _stop(snapshot, staying, Reason.of(ReasonCode.SCALED_DOWN), now_ms)
-    current = [task for task in staying if task.spec.service_generation == service.generation]
-    old = [task for task in staying if task.spec.service_generation != service.generation]
+    leaving = {task.id for task in staying if _draining_node(snapshot, task)}
+    current = [task for task in staying if task.spec.service_generation == service.generation and task.id not in leaving]
+    old = [task for task in staying if task.spec.service_generation != service.generation or task.id in leaving]
     here = [task for task in current if not _on_lost_node(snapshot, task)]
     ready = sum(task.ready for task in here)
 
@@ -97,7 +99,10 @@ def _reconcile_one(snapshot: Snapshot, service: Service, ids: Iterator[str], now
     if len(here) > service.replicas:
         changes += _stop(snapshot, surplus, Reason.of(ReasonCode.SCALED_DOWN), now_ms)
     retiring = max(0, len(old) - max(0, service.replicas - ready))
-    changes += _stop(snapshot, sorted(old, key=lambda t: (t.ready, t.id))[:retiring], Reason.of(ReasonCode.SUPERSEDED), now_ms)
+    for task in sorted(old, key=lambda t: (t.ready, t.id))[:retiring]:
+        node = _draining_node(snapshot, task) if task.spec.service_generation == service.generation else None
+        reason = drained(node) if node else Reason.of(ReasonCode.SUPERSEDED)
+        changes += stop_task(snapshot, task, reason, now_ms)
     return changes + _status(service, ready, bool(old), now_ms)
 
 
@@ -136,6 +141,11 @@ def _status(service: Service, ready: int, rolling: bool, now_ms: int) -> Changes
     moved = replace(service, status=status, failures=0 if calm else service.failures)
     events = (_event(service, status.value, now_ms, ready=ready),) if status is not service.status else ()
     return Changes((moved,), events=events)
+
+
+def _draining_node(snapshot: Snapshot, task: Task) -> Node | None:
+    nodes = (snapshot.nodes.get(a.node) for a in snapshot.by_task.get(task.id, {}).values())
+    return next((node for node in nodes if node is not None and node.drain is not None), None)
 
 
 def _on_lost_node(snapshot: Snapshot, task: Task) -> bool:

@@ -11,7 +11,7 @@ from crater_core.lifecycle.metering import close_record
 from crater_core.lifecycle.steps import allocation_step, task_step
 from crater_core.model.allocation import Allocation, AllocationStatus, Placement
 from crater_core.model.history import Event
-from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.reason import ROOM_WANTED_BACK, Reason, ReasonCode
 from crater_core.model.resources import Amounts
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus, TaskType
@@ -183,7 +183,7 @@ def end_allocation(
     if status is AllocationStatus.CANCELLED and allocation.reason is not None:
         # The agent stopped it because it was told to: the story is the one that was told.
         reason = allocation.reason
-        if reason.code is ReasonCode.PREEMPTED:
+        if reason.code in ROOM_WANTED_BACK:
             status = AllocationStatus.PREEMPTED
     ended = replace(
         allocation,
@@ -220,8 +220,8 @@ def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -
         return _finish(task, TaskStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED), exit_code, now_ms)
     if task.cancel_reason is not None:
         return _finish(task, TaskStatus.CANCELLED, task.cancel_reason, exit_code, now_ms)
-    if reason is not None and reason.code is ReasonCode.PREEMPTED:
-        return _queue_again(task, reason, now_ms, 0, preempted=True)
+    if reason is not None and reason.code in ROOM_WANTED_BACK:
+        return _queue_again(task, reason, now_ms, 0)
     if last.status is AllocationStatus.CANCELLED and task.fault is None:
         return _finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
     if may_run_again(settings, task, reason):
@@ -232,28 +232,31 @@ def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -
 def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool:
     """Whether a task that ended unasked goes back to the queue. Replicas do not: their service makes new ones."""
     retry = task.spec.retry
-    if task.spec.service is not None or task.attempt >= settings.attempts_max:
+    tried = task.attempt - task.excused
+    if task.spec.service is not None or tried >= settings.attempts_max:
         return False
     code = reason.code if reason else None
     if code is ReasonCode.NODE_LOST:
         return retry.on_node_loss
     if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
         return True
-    return retry.on_failure and task.attempt < retry.attempts_max
+    return retry.on_failure and tried < retry.attempts_max
 
 
 def backoff_ms(task: Task) -> int:
-    return min(BACKOFF_MAX_MS, task.spec.retry.backoff_ms * 2 ** min(task.attempt - 1, 16))
+    return min(BACKOFF_MAX_MS, task.spec.retry.backoff_ms * 2 ** min(max(0, task.attempt - task.excused - 1), 16))
 
 
-def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int, preempted: bool = False) -> Changes:
+def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int) -> Changes:
+    code = reason.code if reason else None
     queued = replace(
         task,
         status=task_step(task.status, TaskStatus.QUEUED),
         reason=reason,
         queued_at_ms=now_ms,
         not_before_ms=now_ms + wait_ms,
-        preemptions=task.preemptions + preempted,
+        preemptions=task.preemptions + (code is ReasonCode.PREEMPTED),
+        excused=task.excused + (code in ROOM_WANTED_BACK),
         allocation=None,
         exit_code=None,
         fault=None,

@@ -70,6 +70,17 @@ class ControlShare:
     memory_bytes: int = 16 * 1024**3
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A node is being emptied: it takes nothing new, and what still runs at the deadline goes on elsewhere."""
+
+    by: str
+    why: str = ""
+    since_ms: int = 0
+    deadline_ms: int | None = None
+    """None: what runs may run to its end."""
+
+
 def _no_names() -> Mapping[str, str]:
     return {}
 
@@ -102,6 +113,8 @@ class Node:
 
     status: NodeStatus = NodeStatus.READY
     cordoned: bool = False
+    """Takes nothing new. A node that is drained is cordoned too."""
+    drain: Drain | None = None
     registered_at_ms: int = 0
     heartbeat_at_ms: int = 0
 

@@ -38,6 +38,7 @@ class ReasonCode(StrEnum):
     NOT_YET_LOOKED_AT = "not_yet_looked_at"
     # A node was passed over (explain only).
     CORDONED = "cordoned"
+    DRAINING = "draining"
     NODE_LOST = "node_lost"
     CPU_SHORT = "cpu_short"
     MEMORY_SHORT = "memory_short"
@@ -60,6 +61,7 @@ class ReasonCode(StrEnum):
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
+    DRAINED = "drained"
     START_FAILED = "start_failed"
     EXIT_UNKNOWN = "exit_unknown"
     UNHEALTHY = "unhealthy"
@@ -67,6 +69,9 @@ class ReasonCode(StrEnum):
     SUPERSEDED = "superseded"
     DEPENDENCY_FAILED = "dependency_failed"
 
+
+ROOM_WANTED_BACK = frozenset({ReasonCode.PREEMPTED, ReasonCode.DRAINED})
+"""An attempt that ended so was not its task's doing: the task goes back to the queue, and has used up no retry."""
 
 Fact = int | str
 
@@ -153,6 +158,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.BACKOFF: "The last attempt could not start ({why}); the next try comes in {wait_ms}.",
     _C.NOT_YET_LOOKED_AT: "The scheduler has not looked at it yet.",
     _C.CORDONED: "The node is cordoned: it takes nothing new.",
+    _C.DRAINING: "The node is being drained{why}: it takes nothing new.",
     _C.NODE_LOST: "The node {node} has not been heard from for {silent_ms}.",
     _C.CPU_SHORT: "{wanted_milli} cores wanted, {free_milli} free.",
     _C.MEMORY_SHORT: "{wanted_bytes} of memory wanted, {free_bytes} free.",
@@ -174,6 +180,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.TIME_LIMIT: "It was stopped at its time limit of {limit_ms}.",
     _C.CANCELLED: "It was cancelled by {by}{why}.",
     _C.PREEMPTED: "It made room for {by}, which has a higher priority.",
+    _C.DRAINED: "The node {node} was drained by {by}{why}.",
     _C.START_FAILED: "It could not be started on {node}: {why}.",
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",

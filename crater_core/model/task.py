@@ -149,6 +149,8 @@ class Task:
     waited_ms: int = 0
     """Time spent in the queue, summed over attempts that have left it."""
     preemptions: int = 0
+    excused: int = 0
+    """Attempts that ended because their room was wanted back (preempted, reclaimed, drained): they use up no retry."""
     not_before_ms: int = 0
     """Backoff: not placed before this time."""
     cancel_reason: Reason | None = None

@@ -176,6 +176,8 @@ class Rejections:
         fits, shape, node = self._fits, self._fits.shape, self._fits.columns.nodes[row]
         if node.status is NodeStatus.LOST:
             return Reason.of(_C.NODE_LOST, node=node.name, silent_ms=max(0, self._now_ms - node.heartbeat_at_ms))
+        if node.drain is not None:
+            return Reason.of(_C.DRAINING, why=f" ({node.drain.why})" if node.drain.why else "")
         if node.cordoned:
             return Reason.of(_C.CORDONED)
         if not profile_fits(shape, node):

@@ -14,6 +14,7 @@ from crater_core.clock import Clock, SystemClock
 from crater_core.errors import CraterError, StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, Tick
+from crater_core.model.node import Node
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus
@@ -104,6 +105,8 @@ class Engine:
         for not_before_ms in {task.not_before_ms for task in self.shown.snapshot.queued.values()}:
             if not_before_ms > now_ms:
                 self._later(not_before_ms - now_ms, self.want_cycle)
+        for node in self.shown.snapshot.nodes.values():
+            self._remember_drain(node, now_ms)
         self.want_services()
 
     async def stop(self) -> None:
@@ -308,6 +311,12 @@ class Engine:
                 self._later(entity.not_before_ms - now_ms, self.want_cycle)
             elif isinstance(entity, Service) and entity.retry_at_ms > decided_ms:
                 self._later(entity.retry_at_ms - now_ms, self.want_services)
+            elif isinstance(entity, Node):
+                self._remember_drain(entity, now_ms)
+
+    def _remember_drain(self, node: Node, now_ms: int) -> None:
+        if node.drain is not None and node.drain.deadline_ms is not None:
+            self._later(node.drain.deadline_ms - now_ms, self.want_services)
 
     def _later(self, wait_ms: int, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(max(0, wait_ms) / 1000 + 0.001, call)

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from crater_core import __version__
 from crater_core.errors import Conflict, NotFound
-from crater_core.lifecycle.inputs import NodeCordoned, PolicyRemoved, PolicySet
+from crater_core.lifecycle.inputs import Input, NodeCordoned, NodeDrained, PolicyRemoved, PolicySet
 from crater_core.model.node import NodeStatus
 from crater_core.model.snapshot import Snapshot
 from crater_core.service.http import Hub, Invalid, answer, body_of, identity_of
 from crater_core.service.openapi import described
 from crater_core.service.usage_report import live_records, usage_report
 from crater_core.service.views import show_node, show_pools, show_quotas
-from crater_core.wire.nodes import NodePage, NodeView, PoolPage, QuotaBody, QuotaPage, QuotaView
+from crater_core.wire.nodes import DrainBody, NodePage, NodeView, PoolPage, QuotaBody, QuotaPage, QuotaView
 from crater_core.wire.usage import Health, UsageReport
 
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -35,6 +35,7 @@ class ClusterRoutes:
         add("/v1/nodes", self.nodes, methods=["GET"], **described("All nodes", NodePage))
         add("/v1/nodes/{name}", self.node, methods=["GET"], **described("A node", NodeView))
         add("/v1/nodes/{name}/cordon", self.cordon, methods=["POST"], **described("Take nothing new", NodeView))
+        add("/v1/nodes/{name}/drain", self.drain, methods=["POST"], **described("Empty it", NodeView, takes=DrainBody))
         add("/v1/nodes/{name}/uncordon", self.uncordon, methods=["POST"], **described("Take tasks again", NodeView))
         add("/v1/pools", self.pools, methods=["GET"], **described("Pools, gathered over the nodes", PoolPage))
         add("/v1/quotas", self.quotas, methods=["GET"], **described("Quota policies with their use", QuotaPage))
@@ -60,12 +61,21 @@ class ClusterRoutes:
     async def _set_cordon(self, request: Request, name: str, cordoned: bool) -> Response:
         who = identity_of(request)
         who.must_be_admin()
+        return await self._of_node(name, NodeCordoned(name, cordoned, who.user))
 
+    async def drain(self, request: Request, name: str) -> Response:
+        who = identity_of(request)
+        who.must_be_admin()
+        body = await body_of(request, DrainBody)
+        deadline_ms = None if body.deadline is None else self._engine.clock.now_ms() + body.deadline
+        return await self._of_node(name, NodeDrained(name, deadline_ms, who.user, body.reason))
+
+    async def _of_node(self, name: str, happened: Input) -> Response:
         def must_exist(snapshot: Snapshot) -> None:
             if name not in snapshot.nodes:
                 raise NotFound(f"no node is called {name[:200]}", node=name[:200])
 
-        await self._engine.happen(NodeCordoned(name, cordoned, who.user), check=must_exist)
+        await self._engine.happen(happened, check=must_exist)
         return answer(show_node(self._engine, name))
 
     async def pools(self) -> Response:

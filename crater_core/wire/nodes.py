@@ -8,7 +8,7 @@ from crater_core.model.node import GpuDevice, Node
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.resources import Amounts
 from crater_core.wire.base import Incoming, Outgoing
-from crater_core.wire.resources import AmountsView, Bytes, Milli
+from crater_core.wire.resources import AmountsView, Bytes, DurationMs, Milli
 from crater_core.wire.tasks import Slug
 
 
@@ -44,10 +44,25 @@ class DeviceView(Outgoing):
         )
 
 
+class DrainBody(Incoming):
+    deadline: DurationMs | None = Field(default=None, description="after this long, what still runs is stopped and queued again")
+    reason: str = Field(default="", max_length=1000)
+
+
+class DrainView(Outgoing):
+    """`deadline_ms`: when what still runs is stopped and queued again; none: it runs to its end."""
+
+    by: str
+    reason: str
+    since_ms: int
+    deadline_ms: int | None = None
+
+
 class NodeView(Outgoing):
     name: str
     status: str
     cordoned: bool
+    drain: DrainView | None = None
     labels: dict[str, str]
     pools: dict[str, str]
     capacity: AmountsView
@@ -76,10 +91,12 @@ def node_view(
     heartbeat_age_ms: int = 0,
 ) -> NodeView:
     """`used` maps a device's UUID to (compute in thousandths, memory in MiB) given out."""
+    drain = node.drain
     return NodeView(
         name=node.name,
         status=node.status.value,
         cordoned=node.cordoned,
+        drain=DrainView(by=drain.by, reason=drain.why, since_ms=drain.since_ms, deadline_ms=drain.deadline_ms) if drain else None,
         labels=dict(node.labels),
         pools={name: kind.value for name, kind in node.pools.items()},
         capacity=AmountsView.of(node.capacity),

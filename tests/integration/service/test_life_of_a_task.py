@@ -226,6 +226,25 @@ def test_a_cordoned_node_takes_nothing_new(api: Api, agent: FakeAgent) -> None:
     assert api.task(task["id"])["status"] == "allocated"
 
 
+def test_a_drained_node_is_emptied_at_its_deadline(api: Api, agent: FakeAgent) -> None:
+    task = api.submit(**on(agent))
+    agent.report(agent.lease_of(task["id"]), "running")
+    revision = agent.leases()["revision"]
+    node = api.http.post(f"/v1/nodes/{agent.name}/drain", json={"deadline": "300ms", "reason": "new driver"}).json()
+    assert (node["cordoned"], node["drain"]["reason"], node["allocations"]) == (True, "new driver", 1)
+    (lease,) = agent.leases(after=revision, wait=20)["leases"]
+    assert lease["stop"], "the deadline asks the agent to stop it"
+    agent.report(lease, "cancelled")
+    waiting = api.task(task["id"])
+    assert (waiting["status"], api.whats(task["id"])[3:5]) == ("queued", ["draining", "queued_again"])
+    explained = api.get(f"/v1/tasks/{task['id']}/explain")["candidates"]
+    assert next(c for c in explained if c["node"] == agent.name)["rejection"]["code"] == "draining"
+    assert api.http.post(f"/v1/nodes/{agent.name}/uncordon").json()["drain"] is None
+    assert api.task(task["id"])["attempt"] == 2
+    wrong = api.http.post(f"/v1/nodes/{agent.name}/drain", json={"deadline": "soon"})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "deadline")
+
+
 def test_over_its_quota_a_task_waits_and_says_so(api: Api, agent: FakeAgent) -> None:
     policy = f"q-{agent.name}"
     assert api.http.put(f"/v1/quotas/{policy}", json={"limits": {"cpu": 2}}).status_code == 200

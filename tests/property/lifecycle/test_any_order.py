@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from world import World, a_node, a_spec
 
 from crater_core.errors import LeaseLost
-from crater_core.lifecycle.inputs import NodeCordoned, NodeRegistered, Planned, ServiceRemoved, ServiceScaled
+from crater_core.lifecycle.inputs import NodeCordoned, NodeDrained, NodeRegistered, Planned, ServiceRemoved, ServiceScaled
 from crater_core.lifecycle.invariants import violations
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import NodeStatus
@@ -110,6 +110,10 @@ class Cluster(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), cordoned=st.booleans())
     def node_is_cordoned(self, node: str, cordoned: bool) -> None:
         self.world.do(NodeCordoned(node, cordoned, "ann"))
+
+    @rule(node=st.sampled_from(NODES), wait_ms=st.sampled_from([None, 0, 500]))
+    def node_is_drained(self, node: str, wait_ms: int | None) -> None:
+        self.world.do(NodeDrained(node, None if wait_ms is None else self.world.now_ms + wait_ms, "ann", "new driver"))
 
     @rule(replicas=st.integers(0, 4), version=st.sampled_from(["v1", "v2"]))
     def deploy(self, replicas: int, version: str) -> None:
