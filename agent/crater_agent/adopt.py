@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from crater_agent.forked import start_ticks
@@ -13,14 +14,12 @@ from crater_core.model.allocation import AllocationStatus
 from crater_core.model.reason import Reason, ReasonCode
 
 
-def adopt(records: Records, children: dict[str, int], boot_id: str, node: str, silent_ms: int) -> list[Workload]:
+def adopt(
+    records: Records, every: Sequence[Kept], children: dict[str, int], boot_id: str, node: str, silent_ms: int
+) -> list[Workload]:
     """`children`: what the living spawner says runs under it, by name. Call after it has answered: then an exit of what it
     does not name is on disk."""
-    return [
-        workload
-        for kept in records.read_all()
-        if (workload := _adopt_one(records, kept, children, boot_id, node, silent_ms)) is not None
-    ]
+    return [workload for kept in every if (workload := _adopt_one(records, kept, children, boot_id, node, silent_ms)) is not None]
 
 
 def _adopt_one(

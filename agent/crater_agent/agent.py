@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from crater_agent.adopt import adopt, exit_of
+from crater_agent.adopt import exit_of
 from crater_agent.probe import Prober
 from crater_agent.reconcile import (
     Exit,
@@ -27,6 +27,7 @@ from crater_agent.reconcile import (
 )
 from crater_agent.records import Record, is_id
 from crater_agent.runtime import ProcessRuntime
+from crater_agent.runtimes import Runtimes
 from crater_agent.session import Session
 from crater_agent.watch import Watcher
 from crater_agent.workload import Workload, want_of
@@ -49,7 +50,8 @@ class Agent:
         node: str,
         session: Session,
         workloads: dict[str, Workload],
-        runtime: ProcessRuntime,
+        processes: ProcessRuntime,
+        runtimes: Runtimes,
         watcher: Watcher,
         clock: Clock,
         logs_keep_ms: int,
@@ -57,8 +59,9 @@ class Agent:
         self.node = node
         self.session = session
         self.workloads = workloads
-        self.runtime = runtime
-        self.records = runtime.records
+        self.processes = processes
+        self.runtimes = runtimes
+        self.records = processes.records
         self.watcher = watcher
         self.clock = clock
         self._logs_keep_ms = logs_keep_ms
@@ -83,10 +86,8 @@ class Agent:
 
     async def take_over(self) -> None:
         """Find what an earlier agent of this data directory left running or ended."""
-        boot_id = self.runtime.place.boot_id
         self.session.resume()
-        silent_ms = self.session.lease_state().silent_ms
-        for workload in adopt(self.records, self.runtime.spawner.children, boot_id, self.node, silent_ms):
+        for workload in await self.runtimes.adopt(self.records.read_all(), self.session.lease_state().silent_ms):
             self.workloads[workload.allocation] = workload
             log.info("took over %s: %s%s", workload.allocation, workload.phase, ", ended meanwhile" if workload.exit else "")
             if workload.exit is not None:
@@ -94,8 +95,8 @@ class Agent:
             self._prober.watch(workload)
         if not any(workload.running for workload in self.workloads.values()):
             self.session.begin_anew()
-        strays = await self.runtime.remove_strays([workload.record for workload in self.workloads.values()])
-        self.runtime.park()
+        strays = await self.runtimes.remove_strays([workload.record for workload in self.workloads.values()])
+        self.processes.park()
         if strays:
             log.warning("ended what carried this agent's mark and nobody wanted: %s", ", ".join(strays))
         self.session.report_soon()
@@ -113,8 +114,8 @@ class Agent:
                 asked_ms = workload.stop_asked_ms if workload.stop_asked_ms is not None else now_ms
                 late = now_ms >= min(deadline_ms, asked_ms + workload.stop_grace_ms)
                 if late or workload.exit is not None:
-                    self.runtime.kill(workload)
-                workload.lives = self.runtime.lives(workload)
+                    self.runtimes.of(workload.record).kill(workload)
+                workload.lives = self.runtimes.of(workload.record).lives(workload)
                 if not workload.lives:
                     self._finish(workload)
             await asyncio.sleep(0.02)
@@ -147,9 +148,9 @@ class Agent:
 
     async def _reconnect(self) -> None:
         for workload in self.workloads.values():
-            workload.orphan = workload.orphan or workload.running
+            workload.orphan = workload.orphan or (workload.running and workload.record.runtime == self.processes.name)
         try:
-            await self.runtime.spawner.connect()
+            await self.processes.spawner.connect()
         except CraterError as error:
             log.error("no new spawner: %s", error)
         self._wake.set()
@@ -157,10 +158,10 @@ class Agent:
     def _ended(self, workload: Workload, raw: dict[str, Any] | None = None) -> None:
         raw = raw or self.records.read_exit(workload.allocation) or {}
         self.watcher.last(workload, int(raw.get("cpu_ms", 0)), int(raw.get("memory_peak_bytes", 0)))
-        counters = self.runtime.counters(workload)
+        counters = self.runtimes.of(workload.record).counters(workload)
         if counters is not None and workload.exit is not None:
             workload.exit = replace(workload.exit, oom_kills=counters.oom_kills)
-        workload.lives = self.runtime.lives(workload)
+        workload.lives = self.runtimes.of(workload.record).lives(workload)
 
     def _health_changed(self, workload: Workload) -> None:
         self.records.set_ready(workload.allocation, workload.ready)
@@ -242,13 +243,13 @@ class Agent:
             # It ran and ended here, and the scheduler has lost the news.
             self._conclude(Workload(Record(allocation, lease.task, lease.token)), past)
             return
-        workload = Workload(self.runtime.record(lease, self.clock.monotonic_ms()))
+        workload = Workload(self.runtimes.for_lease(lease).record(lease, self.clock.monotonic_ms()))
         self.workloads[allocation] = workload
         self._job(self._start_one(lease, workload))
 
     async def _start_one(self, lease: Lease, workload: Workload) -> None:
         try:
-            await self.runtime.start(lease, workload, self.session.lease_state())
+            await self.runtimes.for_lease(lease).start(lease, workload, self.session.lease_state())
         except NodeFault as error:
             log.warning("%s (%s) could not be started: %s", workload.allocation, lease.name, error.message)
             again = int(bool(error.fields.get("again")))
@@ -258,7 +259,7 @@ class Agent:
             self._finish(workload)
             return
         finally:
-            self.runtime.park()
+            self.processes.park()
         workload.phase = Phase.RUNNING
         self._report(workload)
         log.info("started %s (%s) as pid %d", workload.allocation, lease.name, workload.pid)
@@ -278,15 +279,16 @@ class Agent:
         workload.phase = Phase.STOPPING
         workload.ready = False
         if action.grace_ms > 0:
-            self.runtime.terminate(workload)
+            self.runtimes.of(workload.record).terminate(workload)
         self._wake.set()
 
     def _kill(self, workload: Workload) -> None:
         workload.kills += 1
         if workload.kills == 1000:
             log.error("%s cannot be killed: a process of it hangs in the kernel", workload.allocation)
-        self.runtime.kill(workload)
-        workload.lives = self.runtime.lives(workload)
+        runtime = self.runtimes.of(workload.record)
+        runtime.kill(workload)
+        workload.lives = runtime.lives(workload)
 
     def _finish(self, workload: Workload) -> None:
         end = workload.exit or Exit(known=False)
@@ -318,8 +320,8 @@ class Agent:
                 self._conclude(workload, final)
 
     async def _clean(self, record: Record) -> None:
-        if not await self.runtime.clean(record):
-            log.warning("the cgroup of %s could not be removed", record.allocation)
+        if not await self.runtimes.of(record).clean(record):
+            log.warning("what is left of %s could not be removed yet", record.allocation)
 
     def _end_unknown(self, allocation: str, token: int, status: AllocationStatus, reason: Reason) -> None:
         if not is_id(allocation):
@@ -346,7 +348,7 @@ class Agent:
 
     def _look_at_orphans(self) -> None:
         for workload in self.workloads.values():
-            if workload.orphan and workload.exit is None and not self.runtime.main_lives(workload):
+            if workload.orphan and workload.exit is None and not self.processes.main_lives(workload):
                 raw = self.records.read_exit(workload.allocation)
                 workload.exit = exit_of(raw) if raw else Exit(known=False)
                 self._ended(workload, raw)

@@ -25,6 +25,7 @@ from crater_agent.link import Link
 from crater_agent.metrics import Metrics
 from crater_agent.records import Records
 from crater_agent.runtime import Identity, Place, ProcessRuntime, identity_of
+from crater_agent.runtimes import Runtimes
 from crater_agent.server import Server
 from crater_agent.session import Session
 from crater_agent.spawner import Spawner
@@ -197,12 +198,13 @@ async def _serve(
     home = identity.home if identity is not None else str(Path.home())
     host = Host(node, os.path.dirname(sys.executable), home, os.environ.get("TZ", ""), profiles)  # noqa: PTH120
     place = Place(host, _scratch_root(settings), boot_id, settings.mount_roots, identity)
-    runtime = ProcessRuntime(place, records, spawner, cgroups)
+    processes = ProcessRuntime(place, records, spawner, cgroups)
+    runtimes = Runtimes(processes)
     link = Link(settings.scheduler_endpoint, token, node)
     clock, workloads = SystemClock(), dict[str, Workload]()
-    session = Session(declaration, link, runtime, workloads, clock)
-    watcher = Watcher(runtime, settings.logs.max_bytes)
-    agent = Agent(node, session, workloads, runtime, watcher, clock, settings.logs.keep)
+    session = Session(declaration, link, processes, workloads, clock)
+    watcher = Watcher(processes, runtimes, settings.logs.max_bytes)
+    agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep)
     agents.append(agent)
     secret = secrets.token_urlsafe(32)
     real = tuple(device.uuid for device in declaration.devices if not device.simulated)
@@ -224,13 +226,13 @@ async def _serve(
         if stop_workloads:
             log.info("ending %d workload(s)", len([w for w in agent.workloads.values() if w.running]))
             await agent.stop_all(STOP_PATIENCE_S)
-            await runtime.unpark()
+            await processes.unpark()
             await spawner.quit()
     finally:
         running = [w for w in agent.workloads.values() if w.running]
         log.info("the agent stops%s", f"; {len(running)} workload(s) go on without it" if running else "")
         await agent.drain_jobs()
-        await runtime.unpark()
+        await processes.unpark()
         await spawner.close()
         await server.close()
         await link.close()

@@ -43,8 +43,9 @@ class Record:
     memory_bytes: int = 0
     disk_bytes: int = 0
     scratch: str = ""
+    runtime: str = "process"
     group: str = ""
-    """Its cgroup, in which the kernel holds its limits; empty: none, its limits are watched."""
+    """Its cgroup or container, in which the kernel holds its limits; empty: none, its limits are watched."""
     ports: tuple[int, ...] = ()
     health: dict[str, Any] | None = None
     boot_id: str = ""
@@ -196,7 +197,7 @@ class Records:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int) -> Record:
+def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int, runtime: str = "process") -> Record:
     return Record(
         allocation=lease.allocation,
         task=lease.task,
@@ -210,6 +211,7 @@ def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int)
         disk_bytes=lease.disk_bytes,
         scratch=scratch,
         group=group,
+        runtime=runtime,
         ports=tuple(lease.ports),
         health=lease.health.model_dump() if lease.health else None,
         boot_id=boot_id,

@@ -12,16 +12,17 @@ import secrets
 import shutil
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crater_agent import proctree
+from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
 from crater_agent.reconcile import LeaseState
-from crater_agent.records import Record, Records, record_of
+from crater_agent.records import Kept, Record, Records, record_of
 from crater_agent.spawner import Spawner
 from crater_agent.warm import template_for
 from crater_agent.workload import Workload
@@ -61,6 +62,8 @@ class Place:
 
 
 class ProcessRuntime:
+    name = "process"
+
     def __init__(self, place: Place, records: Records, spawner: Spawner, cgroups: Cgroups | None) -> None:
         self.place = place
         self.records = records
@@ -203,6 +206,13 @@ class ProcessRuntime:
 
     def _grouped(self, workload: Workload) -> bool:
         return bool(workload.record.group) and self.cgroups is not None
+
+    def disk_paths(self, workload: Workload) -> tuple[str, ...]:
+        return (workload.record.scratch,)
+
+    async def adopt(self, kept: Sequence[Kept], silent_ms: int) -> list[Workload]:
+        """Call after the spawner has answered: then an exit of what it does not name is on disk."""
+        return adopt(self.records, kept, self.spawner.children, self.place.boot_id, self.place.host.node, silent_ms)
 
     async def clean(self, record: Record) -> bool:
         """Remove its cgroup and scratch directory; False when the kernel still held the cgroup after some tries."""

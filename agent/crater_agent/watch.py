@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crater_agent.runtime import ProcessRuntime, disk_bytes
+from crater_agent.runtimes import Runtimes
 from crater_agent.workload import Workload
 
 log = logging.getLogger("crater.agent.watch")
@@ -25,8 +26,9 @@ _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
 
 class Watcher:
-    def __init__(self, runtime: ProcessRuntime, log_bytes_max: int) -> None:
-        self._runtime = runtime
+    def __init__(self, processes: ProcessRuntime, runtimes: Runtimes, log_bytes_max: int) -> None:
+        self._processes = processes
+        self._runtimes = runtimes
         self._log_bytes_max = log_bytes_max
         self._measuring: set[str] = set()
 
@@ -34,7 +36,7 @@ class Watcher:
         """Bring the use of running workloads up to date."""
         running = [w for w in workloads if w.running]
         watched = [w for w in running if not w.record.group]
-        found = self._runtime.processes(watched) if watched else {}
+        found = self._processes.processes(watched) if watched else {}
         interval_ms = max(GROUP_INTERVAL_MS, GROUP_COST_MS * len(running)) - 100
         for workload in running:
             if workload.record.group:
@@ -52,13 +54,14 @@ class Watcher:
             if workload.running and workload.record.disk_bytes and now_ms - workload.disk_sampled_ms >= due:
                 workload.disk_sampled_ms = now_ms
                 began = time.monotonic()
-                taken = await asyncio.to_thread(disk_bytes, workload.record.scratch)
+                paths = self._runtimes.of(workload.record).disk_paths(workload)
+                taken = await asyncio.to_thread(_sum_of, paths)
                 workload.disk_cost_ms = int((time.monotonic() - began) * 1000)
                 workload.use = replace(workload.use, disk_bytes=taken)
 
     def last(self, workload: Workload, exit_cpu_ms: int, exit_memory_peak_bytes: int) -> None:
         """The last word on an ended workload: its cgroup's counters, or what the kernel counted for its first process."""
-        counters = self._runtime.counters(workload)
+        counters = self._runtimes.of(workload.record).counters(workload)
         if counters is not None:
             workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
             exit_cpu_ms = max(exit_cpu_ms, counters.cpu_ms)
@@ -72,7 +75,7 @@ class Watcher:
         )
 
     def _from_group(self, workload: Workload, now_ms: int) -> None:
-        counters = self._runtime.counters(workload)
+        counters = self._runtimes.of(workload.record).counters(workload)
         if counters is not None:
             workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
             self._take(workload, now_ms, counters.cpu_ms, counters.memory_bytes)
@@ -95,7 +98,11 @@ class Watcher:
 
     def _bound_logs(self, workload: Workload) -> None:
         for stream in ("stdout", "stderr"):
-            drop_oldest(self._runtime.records.log_file(workload.allocation, stream), self._log_bytes_max)
+            drop_oldest(self._processes.records.log_file(workload.allocation, stream), self._log_bytes_max)
+
+
+def _sum_of(paths: tuple[str, ...]) -> int:
+    return sum(disk_bytes(path) for path in paths)
 
 
 def drop_oldest(path: Path, bytes_max: int) -> None:
