@@ -29,6 +29,7 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import HealthCheck, RetryPolicy, Task, TaskSpec, TaskType
 from crater_core.model.units import GIB
 from crater_core.model.usage import UsageRecord
+from crater_core.scheduling import schedule
 
 
 def a_node(name: str = "n1", cpu: int = 8, gpus: int = 0, sharing: SharingMode = SharingMode.TIME_SLICE) -> Node:
@@ -98,11 +99,21 @@ class World:
         return task_id
 
     def place(self, task_id: str, *nodes: str, grants: tuple[DeviceGrant, ...] = (), ports: tuple[int, ...] = ()) -> str:
-        """Place each member on a node; answers the first allocation's id."""
-        placements = tuple(Placement(task_id, member, node, grants, ports) for member, node in enumerate(nodes))
+        """Place each member on a node; answers the first allocation's id. A gang has a port more, to meet at."""
+        meeting = self.task(task_id).spec.members > 1
+        placements = tuple(
+            Placement(task_id, member, node, grants, (*ports, 30_000 + member) if meeting else ports)
+            for member, node in enumerate(nodes)
+        )
         ids = tuple(f"a{next(self._ids)}" for _ in nodes)
         self.do(Planned(Plan(self.snapshot.revision, placements), ids))
         return ids[0]
+
+    def cycle(self) -> Plan:
+        """What the scheduler decides now, made true."""
+        plan = schedule(self.snapshot, self.now_ms)
+        self.do(Planned(plan, tuple(f"a{next(self._ids)}" for _ in plan.placements)))
+        return plan
 
     def preempt(self, victim: str, preemptor: str) -> None:
         self.do(Planned(Plan(self.snapshot.revision, preemptions=(Preemption(victim, preemptor),)), ()))

@@ -34,6 +34,7 @@ def environment(lease: Lease, host: Host, scratch: str, environ: Mapping[str, st
     if host.time_zone:
         env["TZ"] = host.time_zone
     env |= _profile(lease, host, environ)
+    env |= _torch(lease)
     env |= lease.env
     env.setdefault("OMP_NUM_THREADS", str(max(1, lease.cpu_milli // 1000)))
     return env | granted(lease, host, scratch)
@@ -48,6 +49,29 @@ def _profile(lease: Lease, host: Host, environ: Mapping[str, str]) -> dict[str, 
         return {name: profile_value(source, environ) for name, source in host.profiles[lease.env_profile].items()}
     except LookupError as error:
         raise RuntimeFailed(f"environment profile {lease.env_profile!r}: {error.args[0]}", node=host.node) from None
+
+
+def _torch(lease: Lease) -> dict[str, str]:
+    """What `torch.distributed` (`env://`) reads in a member that is one process, and `torchrun` (PET_...) in one that starts
+    several. A task may say otherwise in its own environment."""
+    gang = lease.gang
+    if gang is None:
+        return {}
+    members, member, port = str(gang.members), str(lease.member), str(gang.port)
+    return {
+        "MASTER_ADDR": gang.address,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": members,
+        "RANK": member,
+        "NODE_RANK": member,
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "PET_NNODES": members,
+        "PET_NODE_RANK": member,
+        "PET_NPROC_PER_NODE": str(max(1, len(lease.devices))),
+        "PET_MASTER_ADDR": gang.address,
+        "PET_MASTER_PORT": port,
+    }
 
 
 def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
@@ -67,6 +91,9 @@ def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
     if lease.ports:
         env["CRATER_PORT"] = str(lease.ports[0])
         env["CRATER_PORTS"] = ",".join(map(str, lease.ports))
+    if lease.gang is not None:
+        env["CRATER_GANG_ADDRESS"] = lease.gang.address
+        env["CRATER_GANG_PORT"] = str(lease.gang.port)
     if lease.output_path is not None:
         env["CRATER_OUTPUT_PATH"] = lease.output_path
     return env

@@ -9,7 +9,7 @@ from crater_core.lifecycle.changes import NO_CHANGES, Changes, joined
 from crater_core.lifecycle.inputs import CancelAsked, Planned, Report, TaskSubmitted
 from crater_core.lifecycle.metering import close_record
 from crater_core.lifecycle.steps import allocation_step, task_step
-from crater_core.model.allocation import Allocation, AllocationStatus, Placement
+from crater_core.model.allocation import Allocation, AllocationStatus, Gang, Placement
 from crater_core.model.history import Event
 from crater_core.model.reason import ROOM_WANTED_BACK, Reason, ReasonCode
 from crater_core.model.resources import Amounts
@@ -55,8 +55,9 @@ def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
 
 def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str]], now_ms: int) -> Changes:
     assert task.status is TaskStatus.QUEUED, f"a plan placed {task.id}, which is {task.status}"
-    assert len(members) == task.spec.members, "a gang starts whole or not at all"
-    attempt = task.attempt + 1
+    fewest, most = task.spec.members_fewest, task.spec.members
+    assert fewest <= len(members) <= most, "a gang starts whole or not at all"
+    attempt, gang = task.attempt + 1, _meeting(snapshot, task, members)
     allocations = tuple(
         Allocation(
             id=allocation_id,
@@ -68,6 +69,7 @@ def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str
             held=_held(task, placement),
             grants=placement.grants,
             ports=placement.ports,
+            gang=gang,
             control=task.spec.type is TaskType.CONTROL,
             assigned_at_ms=now_ms,
         )
@@ -86,6 +88,15 @@ def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str
     )
     events = tuple(story(task, "allocated", now_ms, node=a.node, allocation=a.id, attempt=attempt) for a in allocations)
     return Changes((moved, *allocations), events=events)
+
+
+def _meeting(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str]]) -> Gang | None:
+    """Where the members meet: on the node of member 0, at the port that it has for that."""
+    if task.spec.members == 1:
+        return None
+    first = next(placement for placement, _ in members if placement.member == 0)
+    assert len(first.ports) == task.spec.request.ports + 1, "member 0 has a port to meet at"
+    return Gang(len(members), snapshot.nodes[first.node].address, first.ports[-1])
 
 
 def _held(task: Task, placement: Placement) -> Amounts:

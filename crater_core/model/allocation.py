@@ -65,6 +65,15 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
+class Gang:
+    """What every member of one attempt is told alike, so that they find each other: how many they are, and where member 0 is."""
+
+    members: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """One member of a task on one node, not yet true."""
 
@@ -88,6 +97,8 @@ class Allocation:
     held: Amounts
     grants: tuple[DeviceGrant, ...] = ()
     ports: tuple[int, ...] = ()
+    """Those that the task asked for; a member of a gang has one more, the last, for the gang to meet at."""
+    gang: Gang | None = None
     control: bool = False
     status: AllocationStatus = AllocationStatus.ASSIGNED
     reason: Reason | None = None

@@ -33,6 +33,7 @@ class ReasonCode(StrEnum):
     WAITING_FOR_PREEMPTION = "waiting_for_preemption"
     WAITING_FOR_TASKS = "waiting_for_tasks"
     WAITING_FOR_GANG = "waiting_for_gang"
+    KEPT_APART = "kept_apart"
     HELD_FOR_ANOTHER = "held_for_another"
     BACKOFF = "backoff"
     NOT_YET_LOOKED_AT = "not_yet_looked_at"
@@ -154,6 +155,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.WAITING_FOR_PREEMPTION: "Room is being made by stopping {victims} lower-priority task(s).",
     _C.WAITING_FOR_TASKS: "It waits for {count} earlier task(s) to end, first {first}.",
     _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
+    _C.KEPT_APART: "{nodes} node(s) have room, but each runs {whom} already, and they are to be kept apart.",
     _C.HELD_FOR_ANOTHER: "The free room is kept for {holder}, which is ahead in the queue.",
     _C.BACKOFF: "The last attempt could not start ({why}); the next try comes in {wait_ms}.",
     _C.NOT_YET_LOOKED_AT: "The scheduler has not looked at it yet.",
@@ -169,7 +171,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.MPS_USER: "The GPUs with room serve another user's MPS processes, and one device serves one user at a time.",
     _C.PORTS_SHORT: "{wanted} port(s) wanted, {free} free.",
     _C.RUNTIME_MISSING: "It needs a node that runs {runtime} tasks.",
-    _C.SPREAD: "A replica of the same service already runs there.",
+    _C.SPREAD: "It runs {whom} already, and they are to be kept apart.",
     _C.FINISHED: "It ended by itself.",
     _C.EXIT_CODE: "It ended with exit code {exit_code}.",
     _C.SIGNALLED: "It was ended by signal {signal}, which Crater did not send.",
@@ -203,6 +205,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.POOL_MISSING: "Wait for a node of the pool to come back, or name another pool.",
     _C.FRAGMENTED: "Ask for less on one node, or wait for a running task on one node to end.",
     _C.NO_ROOM: "Wait; `crater nodes` shows what runs where. A higher priority moves it ahead in the queue.",
+    _C.KEPT_APART: "Wait for one of them to end, or say prefer instead of require.",
     _C.NO_CONTROL_SLOT: "Wait for a run to end, or raise control.slots in an agent.yaml.",
     _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",

@@ -42,6 +42,14 @@ class OnDisconnect(StrEnum):
     KEEP = "keep"
 
 
+class Apart(StrEnum):
+    """How much it matters that two tasks are on different nodes."""
+
+    NO = "no"
+    PREFER = "prefer"
+    REQUIRE = "require"
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A path of the node shown to the task at another path."""
@@ -102,6 +110,12 @@ class TaskSpec:
     request: Request = Request()
     members: int = 1
     """More than one makes it a gang."""
+    members_min: int | None = None
+    """An elastic gang starts with as many members as fit, from this to `members`; None: with `members`, or not at all."""
+    spread: Apart = Apart.NO
+    """Members of the gang on different nodes."""
+    anti_affinity: Apart = Apart.NO
+    """No other task of its group on the same node."""
     pools: tuple[str, ...] = ()
     node_labels: Mapping[str, str] = field(default_factory=_no_names)
     prefer_labels: Mapping[str, str] = field(default_factory=_no_names)
@@ -124,6 +138,10 @@ class TaskSpec:
     service: str | None = None
     service_generation: int = 0
     health: HealthCheck | None = None
+
+    @property
+    def members_fewest(self) -> int:
+        return self.members if self.members_min is None else self.members_min
 
 
 @dataclass(frozen=True, slots=True)

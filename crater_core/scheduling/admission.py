@@ -9,7 +9,7 @@ from crater_core.model.plan import Admission, Admitted, Refused
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
-from crater_core.model.task import TaskSpec, TaskType
+from crater_core.model.task import Apart, TaskSpec, TaskType
 from crater_core.model.units import MILLI
 from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.fits import profile_fits
@@ -69,6 +69,11 @@ def _valid(spec: TaskSpec) -> Refused | None:
         return _bad("command", "command is missing: a program with its arguments, or an image that has its own")
     if spec.members < 1:
         return _bad("members", f"members must be at least 1, found {spec.members}")
+    if not 1 <= spec.members_fewest <= spec.members:
+        why = f"members_min must be between 1 and members_max ({spec.members}), found {spec.members_min}"
+        return _bad("members_min", why)
+    if spec.anti_affinity is not Apart.NO and spec.group is None:
+        return _bad("anti_affinity", "anti_affinity keeps the tasks of one group apart: give the task a group")
     if spec.members > 1 and spec.service is not None:
         return _bad("members", "a replica of a service is one task: ask for more replicas")
     if spec.type is TaskType.CONTROL and request.gpu is not None:
@@ -110,22 +115,26 @@ def _names_known(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
 
 def _within_cluster(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
     """A gang has to fit the empty cluster. Nodes of the wrong kind hold no member; with none of the right kind it may wait."""
-    if spec.members == 1 or not snapshot.nodes:
+    if spec.members_fewest == 1 or not snapshot.nodes:
         return None
     shape, most = shape_of(spec, snapshot.settings), 0
     for node in snapshot.nodes.values():
         most += copies_on_empty(shape, node) if profile_fits(shape, node) else 0
-        if most >= spec.members:
+        if most >= spec.members_fewest:
             return None
     if not most:
         return None
-    return Refused(Reason.of(ReasonCode.LARGER_THAN_CLUSTER, members=spec.members, largest=most), "members")
+    return Refused(Reason.of(ReasonCode.LARGER_THAN_CLUSTER, members=spec.members_fewest, largest=most), _members(spec))
+
+
+def _members(spec: TaskSpec) -> str:
+    return "members" if spec.members_min is None else "members_min"
 
 
 def _within_quota(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
     if spec.type is TaskType.CONTROL:
         return None
-    wanted = held_of(spec.request.amounts.times(spec.members))
+    wanted = held_of(spec.request.amounts.times(spec.members_fewest))
     for policy in applicable(snapshot.policies, spec.project, spec.quota_policy):
         for limits, label in ((policy.limits, policy.name), (policy.user_limits, f"{policy.name} (for each user)")):
             for resource, limit, want in zip(QUOTA_RESOURCES, limits_of(limits), wanted, strict=False):

@@ -12,6 +12,11 @@ UNBOUNDED = 1_000_000
 
 def copies_on_empty(shape: Shape, node: Node) -> int:
     """Lost and cordoned nodes count as any other; unwell devices count as well ones."""
+    copies = _copies(shape, node)
+    return min(copies, 1) if shape.alone else copies
+
+
+def _copies(shape: Shape, node: Node) -> int:
     request, give = shape.request, node.allocatable
     if shape.control:
         return min(node.control.slots, _times(node.control.memory_bytes, request.memory_bytes))

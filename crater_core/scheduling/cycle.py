@@ -20,7 +20,7 @@ from crater_core.scheduling.order import Order
 from crater_core.scheduling.preemption import choose_victims
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, listed
-from crater_core.scheduling.spread import spread_score
+from crater_core.scheduling.spread import Neighbours
 from crater_core.scheduling.strategies import STRATEGIES
 from crater_core.scheduling.waiting import Waiting, backing_off
 
@@ -54,6 +54,7 @@ class Cycle:
         self.ledger = Ledger(memory.columns)
         self.quotas = QuotaBook(snapshot.policies, held)
         self.shares = Shares(memory.columns, held, snapshot.settings.project_weights)
+        self.neighbours = Neighbours(snapshot)
         self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
         self.placements: list[Placement] = []
         self.preemptions: list[Preemption] = []
@@ -89,30 +90,45 @@ class Cycle:
         """Take room for the task, or say why there is none."""
         if lane.shape.strategy not in STRATEGIES:
             return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=lane.shape.strategy, known=listed(STRATEGIES))
-        fits = self._fits_of(lane)
+        fits, most = self._fits_of(lane), lane.members
         if not lane.control:
-            refusal = self._over_quota(lane, fits.wanted if lane.members == 1 else [lane.members * want for want in fits.wanted])
-            if refusal is not None:
-                return refusal
+            most = self._members_within_quota(lane, fits)
+            if isinstance(most, Reason):
+                return most
         mark, first = self.ledger.mark(), len(self.placements)
         ends_ms = None if lane.limit_ms is None else self.now_ms + lane.limit_ms
-        for member in range(lane.members):
-            row, holder = self._find(lane, fits, task, ends_ms)
+        for member in range(most):
+            row, holder = self._find(lane, fits, task, first, ends_ms)
             if row < 0:
-                reason = self._why(lane, fits, member, holder)
+                if member >= lane.fewest:
+                    break
+                reason = self._why(lane, fits, first, holder)
                 self._undo(mark, first)
                 return reason
             self.placements.append(self.ledger.take(fits, row, task, member, ends_ms))
         return self._charge(lane, mark, first) if not lane.control else None
 
-    def _find(self, lane: Lane, fits: Fits, task: str, ends_ms: int | None) -> tuple[int, str | None]:
+    def _members_within_quota(self, lane: Lane, fits: Fits) -> int | Reason:
+        """How many members quota allows; a reason when that is not enough to start."""
+
+        def refusal(members: int) -> Reason | None:
+            return self._over_quota(lane, fits.wanted if members == 1 else [members * want for want in fits.wanted])
+
+        refused = refusal(lane.fewest)
+        if refused is not None:
+            return refused
+        allowed, too_many = lane.fewest, lane.members + 1
+        while too_many - allowed > 1:
+            middle = (allowed + too_many) // 2
+            allowed, too_many = (middle, too_many) if refusal(middle) is None else (allowed, middle)
+        return allowed
+
+    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ends_ms: int | None) -> tuple[int, str | None]:
         """The best row that the task may have, or -1 with whoever keeps the rows on which it would fit."""
         row = fits.best()
-        if row < 0 or (lane.service is None and row not in self.keeping.rows):
+        if row < 0 or (lane.apart is None and row not in self.keeping.rows):
             return row, None
-        score = fits.score.copy()
-        if lane.service is not None:
-            score = spread_score(fits, self.snapshot, self.placements, lane.service)
+        score = fits.score.copy() if lane.apart is None else self.neighbours.score(fits, lane.apart, self.placements, first)
         holder: str | None = None
         while True:
             row = int(score.argmax())
@@ -124,9 +140,14 @@ class Cycle:
             holder = holder or bars
             score[row] = NEVER
 
-    def _why(self, lane: Lane, fits: Fits, placed: int, holder: str | None) -> Reason:
+    def _why(self, lane: Lane, fits: Fits, first: int, holder: str | None) -> Reason:
+        placed = len(self.placements) - first
         if placed:
-            return Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=lane.members)
+            return Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=lane.fewest)
+        if lane.apart is not None:
+            apart = self.neighbours.why_none(fits, lane.apart, self.placements, first)
+            if apart is not None:
+                return apart
         if holder is not None:
             return Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder)
         reason = self._full.get(id(fits))
@@ -140,6 +161,10 @@ class Cycle:
         """
         held = _held(lane, self.placements[first:])
         refusal = self._over_quota(lane, held) if lane.shape.shares else None
+        while refusal is not None and len(self.placements) - first > lane.fewest:
+            self._undo(mark + len(self.placements) - first - 1, len(self.placements) - 1)  # An elastic gang can do with less.
+            held = _held(lane, self.placements[first:])
+            refusal = self._over_quota(lane, held)
         if refusal is not None:
             self._undo(mark, first)
             return refusal
@@ -171,7 +196,7 @@ class Cycle:
             if lane.shape.strategy == "preemptive" and lane.members == 1 and self._preempt(lane, fits, task):
                 behind += 1
             elif self.snapshot.settings.passing == "backfill":
-                self.keeping.reserve(fits, task, lane.members, self.now_ms - queued_at_ms)
+                self.keeping.reserve(fits, task, lane.fewest, self.now_ms - queued_at_ms)
         self._wait(lane, behind, reason)
 
     def _wait(self, lane: Lane, start: int, reason: Reason) -> None:
@@ -198,7 +223,10 @@ class Cycle:
 
     def _preempt(self, lane: Lane, fits: Fits, task: str) -> bool:
         """Stop less important tasks so that this one fits, and keep the room they leave."""
-        victims = choose_victims(self.snapshot, fits, lane.priority, self.now_ms, self.keeping.rows)
+        barred = set(self.keeping.rows)
+        if lane.apart is not None:
+            barred |= self.neighbours.barred(fits, lane.apart, self.placements, len(self.placements))
+        victims = choose_victims(self.snapshot, fits, lane.priority, self.now_ms, barred)
         if victims is None:
             return False
         stopped = [id for victim in victims.tasks for id in sorted(self.snapshot.by_task[victim])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from crater_core.errors import NotFound
+from crater_core.model.allocation import Placement
 from crater_core.model.plan import Candidate, Explanation, Refused
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
@@ -17,6 +18,7 @@ from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.quotas import QuotaBook, held_of, listed
 from crater_core.scheduling.shapes import shape_of
+from crater_core.scheduling.spread import Neighbours, kept_apart, whom
 from crater_core.scheduling.strategies import STRATEGIES
 from crater_core.scheduling.waiting import backing_off
 
@@ -51,24 +53,34 @@ def _why(snapshot: Snapshot, memory: Memory, spec: TaskSpec) -> Reason | None:
         return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=shape.strategy, known=listed(STRATEGIES))
     if spec.type is not TaskType.CONTROL:
         book = QuotaBook(snapshot.policies, memory.columns.held_in_all)
-        wanted = held_of(spec.request.amounts.times(spec.members))
+        wanted = held_of(spec.request.amounts.times(spec.members_fewest))
         refusal = book.refusal(spec.project, spec.user, spec.quota_policy, wanted)
         if refusal is not None:
             return refusal
     fits = memory.fits(shape)
     if fits.best() < 0:
         return why_nothing_fits(snapshot, fits)
-    return None if spec.members == 1 else _why_no_gang(memory, fits, spec.members)
+    return _why_not_together(snapshot, memory, fits, spec)
 
 
-def _why_no_gang(memory: Memory, fits: Fits, members: int) -> Reason | None:
-    ledger, placed = Ledger(memory.columns), 0
+def _why_not_together(snapshot: Snapshot, memory: Memory, fits: Fits, spec: TaskSpec) -> Reason | None:
+    """Why not all members find room, or none where it may be; None when they do."""
+    apart, members = kept_apart(spec), spec.members_fewest
+    if apart is None and members == 1:
+        return None
+    ledger, neighbours, placed, reason = Ledger(memory.columns), Neighbours(snapshot), list[Placement](), None
     mark = ledger.mark()
-    while placed < members and (row := fits.best()) >= 0:
-        ledger.take(fits, row, "", placed)
-        placed += 1
+    while len(placed) < members:
+        fits.refresh()
+        score = fits.score if apart is None else neighbours.score(fits, apart, placed, 0)
+        row = int(score.argmax())
+        if score[row] <= NEVER:
+            none_open = neighbours.why_none(fits, apart, placed, 0) if apart is not None and not placed else None
+            reason = none_open or Reason.of(ReasonCode.WAITING_FOR_GANG, placed=len(placed), members=members)
+            break
+        placed.append(ledger.take(fits, row, "", len(placed)))
     ledger.rollback(mark)
-    return None if placed == members else Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=members)
+    return reason
 
 
 def _explain(
@@ -79,11 +91,18 @@ def _explain(
         return Explanation(task, shape.strategy, reason, (), position)
     fits = memory.fits(shape)
     fits.refresh()
+    apart = kept_apart(spec)
+    barred = Neighbours(snapshot).barred(fits, apart, [], 0) if apart is not None else set[int]()
     rejections, names, scores = Rejections(fits, now_ms), fits.columns.names, fits.score.tolist()
-    candidates = tuple(
-        Candidate(names[row], score=float(score)) if score > NEVER else Candidate(names[row], rejection=rejections.of(row))
-        for row, score in enumerate(scores)
-    )
+
+    def verdict(row: int, score: int) -> Candidate:
+        if score <= NEVER:
+            return Candidate(names[row], rejection=rejections.of(row))
+        if apart is not None and row in barred:
+            return Candidate(names[row], rejection=Reason.of(ReasonCode.SPREAD, whom=whom(apart)))
+        return Candidate(names[row], score=float(score))
+
+    candidates = tuple(verdict(row, score) for row, score in enumerate(scores))
     return Explanation(task, shape.strategy, reason, candidates, position)
 
 

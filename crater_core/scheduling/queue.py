@@ -9,18 +9,21 @@ from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskType
 from crater_core.scheduling.shapes import Shape, shape_of
+from crater_core.scheduling.spread import KeptApart, kept_apart
 
 Place = tuple[int, str]
 """When a task entered the queue, and its id: its order inside a lane."""
-LaneKey = tuple[int, int, str, str, str | None, str | None, int, int | None, Shape]
+LaneKey = tuple[int, int, str, str, str | None, KeptApart | None, tuple[int, int], int | None, Shape]
 
 
 class Lane:
-    """Tasks of one priority, project, user, quota policy, service, size, time limit and shape."""
+    """Tasks of one priority, project, user, quota policy, neighbours, size, time limit and shape."""
 
     __slots__ = (
+        "apart",
         "codes",
         "control",
+        "fewest",
         "key",
         "limit_ms",
         "members",
@@ -28,15 +31,14 @@ class Lane:
         "priority",
         "project",
         "quota_policy",
-        "service",
         "shape",
         "user",
     )
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
-        control, priority, self.project, self.user, self.quota_policy, self.service, self.members, limit_ms, self.shape = key
-        self.limit_ms = limit_ms
+        control, priority, self.project, self.user, self.quota_policy, self.apart, size, self.limit_ms, self.shape = key
+        self.fewest, self.members = size
         self.control, self.priority = control == 0, -priority
         self.places: list[Place] = []
         self.codes: dict[ReasonCode | None, set[str]] = defaultdict(set)
@@ -51,8 +53,8 @@ def lane_key(task: Task, shape: Shape) -> LaneKey:
         spec.project,
         spec.user,
         spec.quota_policy,
-        spec.service,
-        spec.members,
+        kept_apart(spec),
+        (spec.members_fewest, spec.members),
         spec.time_limit_ms,
         shape,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crater_core.model.node import GpuDevice, PoolKind, SharingMode
 from crater_core.model.resources import GpuRequest, Request
 from crater_core.model.snapshot import Settings
-from crater_core.model.task import TaskSpec, TaskType
+from crater_core.model.task import Apart, TaskSpec, TaskType
 from crater_core.model.units import MILLI
 
 AFFINITY = "affinity"
@@ -25,6 +25,8 @@ class Shape:
     labels: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     """Set for shares only: an MPS device serves one user id."""
+    alone: bool = False
+    """Members of a gang that must be on different nodes."""
     prefer: tuple[tuple[str, str], ...] = ()
     data: tuple[tuple[str, int], ...] = ()
     """Preferred labels, and bytes of data by node: for `affinity` only."""
@@ -33,7 +35,7 @@ class Shape:
     def __post_init__(self) -> None:
         # Shapes are keys in every cycle, and hashing the request each time would cost more than the look-up.
         where = (self.runtime, self.pools, self.labels, self.prefer, self.data)
-        fields = (self.request, self.strategy, self.control, self.user, where)
+        fields = (self.request, self.strategy, self.control, self.user, self.alone, where)
         object.__setattr__(self, "_hash", hash(fields))
 
     def __hash__(self) -> int:
@@ -52,14 +54,17 @@ def shape_of(spec: TaskSpec, settings: Settings) -> Shape:
     control = spec.type is TaskType.CONTROL
     shared = spec.request.gpu is not None and not spec.request.gpu.exclusive
     strategy = strategy_of(spec, settings)
+    gang = spec.members > 1
     return Shape(
-        request=spec.request,
+        # Every member has one port more than it asked for: the gang meets at that of member 0.
+        request=replace(spec.request, ports=spec.request.ports + 1) if gang else spec.request,
         strategy=strategy,
         control=control,
         runtime="process" if spec.image is None else "docker",
         pools=tuple(sorted(set(spec.pools))) if spec.pools and not control else (),
         labels=tuple(sorted(spec.node_labels.items())) if spec.node_labels else (),
         user=spec.user if shared else None,
+        alone=gang and spec.spread is Apart.REQUIRE,
         prefer=tuple(sorted(spec.prefer_labels.items())) if strategy == AFFINITY else (),
         data=tuple(sorted(spec.data_bytes.items())) if strategy == AFFINITY else (),
     )

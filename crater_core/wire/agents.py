@@ -165,6 +165,14 @@ class HealthView(Outgoing):
     failures_max: int
 
 
+class GangView(Outgoing):
+    """What all members of a gang are told alike: how many they are in this attempt, and where they meet."""
+
+    members: int
+    address: str
+    port: int
+
+
 class Lease(Outgoing):
     """The right to run one allocation, and all that is needed to do it."""
 
@@ -197,6 +205,7 @@ class Lease(Outgoing):
     control: bool = False
     devices: list[GrantView] = []
     ports: list[int] = []
+    gang: GangView | None = None
     time_limit_ms: int | None = None
     grace_ms: int = 10_000
     health: HealthView | None = None
@@ -212,7 +221,7 @@ class Leases(Outgoing):
 
 
 def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
-    spec = task.spec
+    spec, gang = task.spec, allocation.gang
     health = spec.health
     stopping = allocation.status is AllocationStatus.STOPPING
     return Lease(
@@ -224,7 +233,7 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         user=spec.user,
         attempt=allocation.attempt,
         member=allocation.member,
-        members=spec.members,
+        members=gang.members if gang is not None else 1,
         stop=stopping,
         started=allocation.started_at_ms is not None,
         restartable=restartable and spec.on_disconnect is OnDisconnect.STOP,
@@ -241,7 +250,8 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         disk_bytes=allocation.held.disk_bytes,
         control=allocation.control,
         devices=[GrantView.of(grant) for grant in allocation.grants],
-        ports=list(allocation.ports),
+        ports=list(allocation.ports[: spec.request.ports]),
+        gang=GangView(members=gang.members, address=gang.address, port=gang.port) if gang is not None else None,
         time_limit_ms=spec.time_limit_ms,
         grace_ms=spec.grace_ms,
         health=HealthView(

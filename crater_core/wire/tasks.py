@@ -13,7 +13,7 @@ from crater_core.model.history import Event
 from crater_core.model.plan import Explanation
 from crater_core.model.reason import Reason
 from crater_core.model.resources import Amounts
-from crater_core.model.task import HealthCheck, Mount, OnDisconnect, RetryPolicy, Task, TaskSpec, TaskStatus, TaskType
+from crater_core.model.task import Apart, HealthCheck, Mount, OnDisconnect, RetryPolicy, Task, TaskSpec, TaskStatus, TaskType
 from crater_core.model.usage import HOUR_MS
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
 from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Resources
@@ -97,6 +97,14 @@ class TaskSubmission(Incoming):
     output_path: Path | None = None
     resources: Resources = Resources()
     members: int = Field(default=1, ge=1, le=10_000, description="more than one makes it a gang")
+    members_min: int | None = Field(
+        default=None, ge=1, le=10_000, description="an elastic gang starts with as many as fit, from this to members_max"
+    )
+    members_max: int | None = Field(default=None, ge=1, le=10_000, description="the same as members, beside members_min")
+    spread: Literal["no", "prefer", "require"] = Field(default="no", description="members of a gang on different nodes")
+    anti_affinity: Literal["no", "prefer", "require"] = Field(
+        default="no", description="no node where another task of its group runs"
+    )
     pools: tuple[Slug, ...] = Field(default=(), max_length=16)
     node_labels: dict[Label, Label] = Field(default={}, max_length=100)
     prefer_labels: dict[Label, Label] = Field(default={}, max_length=100, description="liked in a node, not demanded (affinity)")
@@ -123,6 +131,18 @@ class TaskSubmission(Incoming):
             raise ValueError("warm_preload is for commands of the form: python -m MODULE ...")
         return self
 
+    @model_validator(mode="after")
+    def _members_make_sense(self) -> TaskSubmission:
+        if self.members_max is not None and self.members not in (1, self.members_max):
+            raise ValueError(f"members ({self.members}) and members_max ({self.members_max}) mean the same: give one")
+        if self.members_min is not None and self.members_min > self.members_most:
+            raise ValueError(f"members_min ({self.members_min}) must not be above members_max ({self.members_most})")
+        return self
+
+    @property
+    def members_most(self) -> int:
+        return self.members if self.members_max is None else self.members_max
+
     def to_spec(self, user: str) -> TaskSpec:
         return TaskSpec(
             name=self.name,
@@ -139,7 +159,10 @@ class TaskSubmission(Incoming):
             mounts=tuple(Mount(m.source, m.target, m.read_only) for m in self.mounts),
             output_path=self.output_path,
             request=self.resources.to_request(self.ports),
-            members=self.members,
+            members=self.members_most,
+            members_min=self.members_min,
+            spread=Apart(self.spread),
+            anti_affinity=Apart(self.anti_affinity),
             pools=self.pools,
             node_labels=self.node_labels,
             prefer_labels=self.prefer_labels,
@@ -187,6 +210,10 @@ class TaskView(Outgoing):
     attempt: int = 0
     node: str | None = None
     allocation: str | None = None
+    members: int = 1
+    """Of a gang: how many it has in this attempt, or the most that it asks for while it waits."""
+    nodes: list[str] = []
+    """Where its members are, in their order."""
     devices: list[GrantView] = []
     ports: list[int] = []
     submitted_at_ms: int
@@ -243,8 +270,10 @@ def task_view(
         attempt=task.attempt,
         node=first.node if first else None,
         allocation=first.id if first else None,
+        members=len(allocations) or spec.members,
+        nodes=[a.node for a in sorted(allocations, key=lambda a: a.member)],
         devices=[GrantView.of(grant) for a in allocations for grant in a.grants],
-        ports=[port for a in allocations for port in a.ports],
+        ports=[port for a in allocations for port in a.ports[: spec.request.ports]],
         submitted_at_ms=task.submitted_at_ms,
         started_at_ms=task.started_at_ms,
         ended_at_ms=task.ended_at_ms,

@@ -119,3 +119,15 @@ def test_a_template_knows_the_profile_and_nothing_of_one_task(tmp_path: Path):
 
 def test_a_task_that_asks_for_no_template_gets_none(tmp_path: Path):
     assert template_for(_lease(), _host(tmp_path), "/usr/bin/true", {}) is None
+
+
+def test_members_of_a_gang_find_each_other_and_torchrun_starts_unchanged(tmp_path: Path):
+    gang = {"gang": {"members": 3, "address": "10.0.0.7", "port": 20_005}, "member": 2, "members": 3}
+    devices = [GrantView(uuid=f"GPU-{i}", index=i, compute_milli=1000, memory_mib=1, sharing="exclusive") for i in range(4)]
+    env = environment(_lease(**gang, devices=devices), _host(tmp_path), "/s", {})
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["WORLD_SIZE"], env["RANK"]) == ("10.0.0.7", "20005", "3", "2")
+    assert (env["PET_NNODES"], env["PET_NODE_RANK"], env["PET_NPROC_PER_NODE"]) == ("3", "2", "4")
+    assert (env["CRATER_GANG_ADDRESS"], env["CRATER_GANG_PORT"], env["CRATER_MEMBERS"]) == ("10.0.0.7", "20005", "3")
+    own = environment(_lease(**gang, env={"WORLD_SIZE": "12", "CRATER_GANG_PORT": "1"}), _host(tmp_path), "/s", {})
+    assert (own["WORLD_SIZE"], own["CRATER_GANG_PORT"]) == ("12", "20005")
+    assert "MASTER_ADDR" not in environment(_lease(), _host(tmp_path), "/s", {})

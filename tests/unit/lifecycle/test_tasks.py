@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from world import World, a_node, a_spec
 
 from crater_core.errors import LeaseLost, StaleRevision
 from crater_core.lifecycle.inputs import Planned, TaskSubmitted
 from crater_core.lifecycle.steps import InvalidTransition, allocation_step, task_step
-from crater_core.model.allocation import AllocationStatus, DeviceGrant
+from crater_core.model.allocation import AllocationStatus, DeviceGrant, Gang
 from crater_core.model.node import SharingMode
 from crater_core.model.plan import Plan
 from crater_core.model.reason import Reason, ReasonCode, sentence
 from crater_core.model.task import RetryPolicy, TaskStatus
+from crater_core.wire.agents import lease_of
 
 A = AllocationStatus
 
@@ -238,6 +241,34 @@ def test_a_member_that_fails_stops_its_gang_with_its_own_reason():
     world.report(second.id, A.CANCELLED, exit_code=-15)
     ended = world.task(task)
     assert (ended.status, ended.exit_code, ended.reason.code) == (TaskStatus.FAILED, 7, ReasonCode.EXIT_CODE)
+
+
+def test_all_members_are_told_where_member_0_waits_for_them():
+    world = World(replace(a_node("n1"), address="10.0.0.1"), replace(a_node("n2"), address="10.0.0.2"))
+    task = world.submit(a_spec(members=2))
+    world.place(task, "n2", "n1")
+    allocations = world.snapshot.by_task[task].values()
+    assert {allocation.gang for allocation in allocations} == {Gang(2, "10.0.0.2", 30_000)}
+    leases = [lease_of(world.task(task), allocation, True) for allocation in allocations]
+    assert [(lease.gang.address, lease.gang.port, lease.ports, lease.members) for lease in leases if lease.gang] == [
+        ("10.0.0.2", 30_000, [], 2)
+    ] * 2
+
+
+def test_an_elastic_gang_that_loses_a_member_starts_again_with_those_that_fit():
+    world = World(a_node("n1", cpu=1), a_node("n2", cpu=1))
+    task = world.submit(a_spec(members=2, members_min=1))
+    world.cycle()
+    assert len(world.snapshot.by_task[task]) == 2
+    world.lose("n2")
+    (left,) = world.snapshot.by_task[task].values()
+    assert (left.node, left.status, left.reason.code) == ("n1", A.STOPPING, ReasonCode.NODE_LOST)
+    world.report(left.id, A.CANCELLED, exit_code=-15)
+    assert world.task(task).status is TaskStatus.QUEUED
+    world.wait(1_000)
+    world.cycle()
+    (alone,) = world.snapshot.by_task[task].values()
+    assert (alone.node, alone.member, alone.gang.members, world.task(task).attempt) == ("n1", 0, 1, 2)
 
 
 def test_a_waiting_reason_is_history_only_when_its_code_changes():
