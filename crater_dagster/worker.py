@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _say(str(error))
     from crater_dagster import _dagster
+    from crater_dagster.connections import kept_connections
 
     problem = _dagster.worker_environment_problem()
     if problem:
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         if _early:
             os.kill(os.getpid(), signal.SIGTERM)
         try:
-            with _dagster.open_instance() as instance:
+            with _dagster.open_instance() as instance, kept_connections(_dagster.keep_connections(instance)):
                 return _work(what[0], instance, content)
         except (KeyboardInterrupt, _dagster.DagsterExecutionInterruptedError):
             return INTERRUPTED

@@ -166,7 +166,7 @@ def _profile(place: Path, url: str, home: str) -> dict[str, str]:
 def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProcess:
     overrides: dict[str, Any] = {
         "labels": {"side": side},
-        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging")},
+        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres")},
         "control": {"slots": 4, "memory": "4GB"},
         "ports": {"first": 31_000 if side == "left" else 31_100, "count": 100},
         "sample_interval": "5s",

@@ -1,0 +1,73 @@
+"""Dagster on PostgreSQL: runs on two nodes, with connections that are kept while they are used and no longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterEventType
+from dagster_world import World, a_home
+from harness import SchedulerProcess, wait_until
+from postgres_server import PostgresServer, a_postgres
+from sqlalchemy import create_engine, text
+
+from crater_core.client import CraterClient
+from crater_dagster._dagster import storage_id
+from crater_dagster.connections import kept_connections
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with a_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pg_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient, postgres: PostgresServer) -> Iterator[World]:
+    storage = {"postgres": {"postgres_url": postgres.create_database("dagster")}}
+    with World.open(a_home(place, scheduler.url, "postgres", storage=storage), cluster) as running:
+        yield running
+
+
+def test_a_run_on_postgresql_succeeds_with_steps_on_two_nodes(pg_world: World):
+    run_id = pg_world.launch("loop")
+    assert pg_world.finish(run_id) == "SUCCESS", pg_world.story(run_id)
+    assert {pg_world.task_of(run_id, step).node for step in ("left", "right")} == {"n-left", "n-right"}
+    assert len(pg_world.events(run_id, DagsterEventType.ASSET_MATERIALIZATION)) == 3
+
+
+def test_a_run_on_postgresql_that_is_terminated_leaves_no_task(pg_world: World):
+    run_id = pg_world.launch("slow_in_one_process")
+    wait_until(lambda: pg_world.run(run_id).status.value == "STARTED", 30, "the run has started")
+    assert pg_world.instance.run_launcher.terminate(run_id)
+    assert pg_world.finish(run_id) == "CANCELED", pg_world.story(run_id)
+    pg_world.no_task_lives(run_id)
+
+
+def test_tasks_carry_the_id_of_the_instances_database(pg_world: World, postgres: PostgresServer):
+    run_id = pg_world.launch("in_one_process")
+    assert pg_world.finish(run_id) == "SUCCESS", pg_world.story(run_id)
+    owner = postgres.query("dagster", "select run_storage_id from instance_info")[0][0]
+    assert storage_id(pg_world.instance) == owner
+    assert pg_world.task_of(run_id, None).labels["dagster/instance"] == owner
+
+
+def _connections(postgres: PostgresServer) -> int:
+    return int(postgres.query("kept", "select count(*) from pg_stat_activity where application_name = 'kept'")[0][0])
+
+
+def test_a_kept_connection_is_closed_when_idle_and_opened_again_when_needed(postgres: PostgresServer):
+    engine = create_engine(
+        postgres.create_database("kept"), pool_size=1, connect_args={"application_name": "kept"}, isolation_level="AUTOCOMMIT"
+    )
+    threads = threading.active_count()
+    with kept_connections([engine], idle_s=0.1):
+        for _ in range(2):
+            with engine.connect() as connection:
+                assert connection.execute(text("select 1")).scalar() == 1
+                assert _connections(postgres) == 1
+            wait_until(lambda: _connections(postgres) == 0, 10, "the idle connection is closed")
+    assert threading.active_count() == threads
+    engine.dispose()
