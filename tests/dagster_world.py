@@ -188,5 +188,7 @@ def a_home(place: Path, url: str, name: str, **further: Any) -> Path:
     home.mkdir()
     config = {"endpoint": url, "env_profile": name, "grace": "3s", "unreachable_grace": "2s"}
     launcher = {"module": "crater_dagster", "class": "CraterRunLauncher", "config": config}
-    (home / "dagster.yaml").write_text(yaml.safe_dump({"run_launcher": launcher, "telemetry": {"enabled": False}, **further}))
+    (home / "dagster.yaml").write_text(
+        yaml.safe_dump({"run_launcher": launcher, "telemetry": {"enabled": False}, "nux": {"enabled": False}, **further})
+    )
     return home

@@ -100,6 +100,13 @@ def speaks(context: dg.OpExecutionContext) -> None:
     print("last words")
 
 
+@dg.op(tags=crater_tags(**SMALL))
+def talks() -> None:
+    for number in range(2400):
+        print(f"line {number}", flush=True)
+        time.sleep(0.05)
+
+
 @dg.op(tags=crater_tags(**SMALL), config_schema={"mark": str})
 def lives_twice(context: dg.OpExecutionContext) -> int:
     mark = Path(context.op_config["mark"])
@@ -188,6 +195,11 @@ def surviving():
 @dg.job(executor_def=crater_executor)
 def waiting():
     waits_for_a_node()
+
+
+@dg.job(executor_def=crater_executor)
+def talking():
+    talks()
 
 
 @dg.job(executor_def=crater_executor)
@@ -307,6 +319,7 @@ defs = dg.Definitions(
         sleeping,
         interrupted,
         speaking,
+        talking,
         waiting,
         surviving,
         spreading,
