@@ -16,7 +16,6 @@ from crater_core.wire.nodes import QuotaBody
 
 ROLES = ("admin", "submitter", "agent", "viewer")
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]*$"
-_NOT_HERE = "nothing: it is not available in this version; leave it out for the embedded SQLite store"
 
 
 def split_address(value: str) -> tuple[str, int]:
@@ -115,19 +114,23 @@ class SchedulerConfig(Strict):
 
     @field_validator("etcd_endpoints")
     @classmethod
-    def _no_etcd_yet(cls, value: tuple[str, ...] | None) -> None:
-        if value is not None:
-            raise Expected(_NOT_HERE)
+    def _etcd_addresses(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for endpoint in value or ():
+            if not re.fullmatch(r"https?://[^/\s:]+:\d{1,5}|https?://\[[0-9a-fA-F:]+\]:\d{1,5}", endpoint):
+                raise Expected("addresses such as http://10.0.0.1:2379")
+        if value == ():
+            raise Expected("at least one address, or no such key")
+        return value
 
     @field_validator("database_url")
     @classmethod
-    def _sqlite_only(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if value.startswith(("postgres", "postgresql")):
-            raise Expected(_NOT_HERE)
+    def _a_database(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(("postgresql://", "postgres://")):
+            return value
         if not value.startswith("sqlite:///") or value == "sqlite:///":
-            raise Expected("sqlite:///PATH (four slashes for an absolute path), or nothing for a file in data_dir")
+            raise Expected(
+                "sqlite:///PATH (four slashes for an absolute path), postgresql://USER@HOST/NAME, or nothing for data_dir"
+            )
         return value
 
     @property
@@ -135,10 +138,14 @@ class SchedulerConfig(Strict):
         return split_address(self.listen)
 
     @property
-    def database_path(self) -> Path:
-        if self.database_url:
-            return Path(self.database_url.removeprefix("sqlite:///")).expanduser()
-        return self.data_dir.expanduser() / "crater.db"
+    def store_url(self) -> str:
+        """Where the state lives, as `open_store` takes it."""
+        if self.etcd_endpoints:
+            return "etcd+" + ",".join(self.etcd_endpoints)
+        if self.database_url and not self.database_url.startswith("sqlite:"):
+            return self.database_url
+        path = Path(self.database_url.removeprefix("sqlite:///")) if self.database_url else self.data_dir / "crater.db"
+        return f"sqlite:///{path.expanduser()}"
 
     def settings(self) -> Settings:
         """The part that decisions depend on."""
@@ -174,6 +181,8 @@ def _check(config: SchedulerConfig, file: str, strategies: tuple[str, ...]) -> N
     if config.heartbeat_timeout < 2 * config.heartbeat_interval:
         expected = f"at least twice heartbeat_interval ({config.heartbeat_interval} ms), so that one lost message costs no node"
         raise bad_value(file, "heartbeat_timeout", f"{config.heartbeat_timeout} ms", expected)
+    if config.etcd_endpoints and config.database_url:
+        raise bad_value(file, "etcd_endpoints", ", ".join(config.etcd_endpoints), "either etcd_endpoints or database_url")
     used = {"scheduling_policy": config.scheduling_policy}
     used |= {f"pools.{name}.strategy": pool.strategy for name, pool in config.pools.items()}
     for field, strategy in used.items():

@@ -20,6 +20,7 @@ from crater_core.service.logs import start_logging
 from crater_core.service.metrics import AddressInUse
 from crater_core.service.plugins import load_strategies
 from crater_core.service.server import serve
+from crater_core.store.opening import shown
 
 EXIT_BAD_CONFIGURATION = 2
 EXIT_STORE_UNUSABLE = 3
@@ -146,7 +147,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _ready(url: str, metrics_url: str | None, config: SchedulerConfig) -> None:
     metrics = f", metrics at {metrics_url}/metrics" if metrics_url else ""
-    print(f"crater-scheduler {__version__} is ready at {url} (store {config.database_path}{metrics})", flush=True)
+    print(f"crater-scheduler {__version__} is ready at {url} (store {shown(config.store_url)}{metrics})", flush=True)
 
 
 def _give_up(message: str, code: int) -> int:

@@ -23,7 +23,7 @@ from crater_core.service.http import Hub
 from crater_core.service.metrics import SchedulerMetrics
 from crater_core.service.protocol import OneWrite
 from crater_core.service.watch import Watch
-from crater_core.store.sqlite import SqliteStore
+from crater_core.store.opening import open_store
 
 log = logging.getLogger("crater.scheduler")
 GRACE_S = 1
@@ -32,7 +32,7 @@ Ready = Callable[[str, str | None, SchedulerConfig], None]
 
 async def serve(config: SchedulerConfig, listener: socket.socket, ready: Ready) -> int:
     """Until a signal comes or another scheduler takes the store over; gives the exit code."""
-    store = SqliteStore(config.database_path)
+    store = open_store(config.store_url)
     metrics = SchedulerMetrics()
     try:
         engine = Engine(store, config.settings(), observer=metrics)

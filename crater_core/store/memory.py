@@ -144,8 +144,10 @@ class MemoryStore:
         with self._lock:
             return [record for record in self._usage.values() if record.to_ms > from_ms and record.from_ms < to_ms]
 
-    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000) -> int:
+    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000, term: int | None = None) -> int:
         with self._lock:
+            if term not in (None, self._term):
+                raise StaleTerm("another scheduler has taken over", term=term, now=self._term)
             ended = sorted((t.ended_at_ms or 0, t.id) for t in self._tasks.values() if t.status.ended)
             over = max(0, len(ended) - tasks_max)
             gone = {task_id for n, (at_ms, task_id) in enumerate(ended[:step]) if n < over or at_ms < ended_before_ms}

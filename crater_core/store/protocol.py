@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from crater_core.lifecycle.changes import Changes
 from crater_core.model.allocation import Allocation
@@ -41,6 +41,25 @@ class Loaded:
 class Committed:
     revision: int
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit as it was made: what a follower takes in. Submit keys stay behind; they are looked up when needed."""
+
+    revision: int
+    sequence: int
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, in which term, and for how long without another word from it."""
+
+    term: int
+    id: str
+    url: str
+    left_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +146,51 @@ class Store(Protocol):
         """Closed records that overlap the window."""
         ...
 
-    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000) -> int:
-        """Forget some of the oldest ended tasks with their story, beyond an age or a number; says how many went."""
+    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000, term: int | None = None) -> int:
+        """Forget some of the oldest ended tasks with their story, beyond an age or a number; says how many went.
+
+        Raises StaleTerm when `term` is given and over.
+        """
         ...
 
     def close(self) -> None: ...
+
+
+class SharedStore(Store, Protocol):
+    """A store that several schedulers open at one time: one of them leads, the others follow."""
+
+    def campaign(self, candidate: str, url: str, lease_ms: int) -> Leader:
+        """Lead, in a new term, when nobody does; says who leads now. An `id` of our own means that it is us."""
+        ...
+
+    def renew(self, term: int) -> None:
+        """Lead for another lease time. Raises StaleTerm when somebody else leads by now."""
+        ...
+
+    def resign(self, term: int) -> None:
+        """Let another one lead at once. Does nothing when `term` is over."""
+        ...
+
+    def leader(self) -> Leader | None:
+        """Who leads now, if anybody does."""
+        ...
+
+    def since(self, revision: int) -> list[Commit] | None:
+        """Some of the next commits in order, none when there are none; None when they are forgotten: `load` again."""
+        ...
+
+    def wait(self, revision: int, timeout_s: float) -> None:
+        """Come back when a commit after `revision` is there, when the leader has gone, or when the time is over."""
+        ...
+
+
+class PortableStore(Store, Protocol):
+    """A store whose whole content can be written to a file, and read from one by a store of any kind."""
+
+    def dump(self) -> tuple[Loaded, Iterator[tuple[str, tuple[Any, ...]]]]:
+        """Where the store stands, and every row with the name of its table, as of one moment."""
+        ...
+
+    def fill(self, standing: Loaded, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """Replace all that is there, in one step as far as anybody can see. Terms go on growing."""
+        ...

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from crater_core.errors import StaleRevision, StaleTerm
 from crater_core.lifecycle.changes import Changes
-from crater_core.model.allocation import Allocation
-from crater_core.model.history import Event
-from crater_core.model.usage import UsageRecord
-from crater_core.store import sqlite_rows as rows
-from crater_core.store.codec import decode
-from crater_core.store.protocol import Committed, Loaded, StoredEvent, StoredTask, SubmitKey, TaskFilter
+from crater_core.store.protocol import Committed, Loaded, SubmitKey
+from crater_core.store.rows import TABLES, Row, rows_of
+from crater_core.store.sql import Query, SqlReads, fill, prune, select_all, write_rows
 from crater_core.store.sqlite_file import FileLock, connect, migrate, unavailable
 
 
@@ -26,8 +24,8 @@ class _Reader:
     connection: sqlite3.Connection | None = None
 
 
-class SqliteStore:
-    """Implements `Store`. One connection writes, one reads lists, one reads single rows; in WAL mode none waits for another."""
+class SqliteStore(SqlReads):
+    """Implements `PortableStore`. A connection to write, one for lists, one for single rows; with a WAL none waits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,20 +98,23 @@ class SqliteStore:
                 reader.connection = None
                 raise unavailable(self._path, error) from error
 
+    @contextmanager
+    def _view(self, point: bool = False) -> Generator[Query]:
+        if point:
+            with self._reading(self._points) as db:
+                yield _query_on(db)
+            return
+        with self._reading(self._lists) as db:
+            db.execute("BEGIN")
+            try:
+                yield _query_on(db)
+            finally:
+                db.execute("ROLLBACK")
+
     def begin_term(self) -> int:
         with self._transaction() as db:
             db.execute("UPDATE standing SET term = term + 1")
             return int(db.execute("SELECT term FROM standing").fetchone()[0])
-
-    def load(self) -> Loaded:
-        with self._reading() as db:
-            db.execute("BEGIN")  # One view of all tables.
-            try:
-                revision, term, sequence = db.execute("SELECT revision, term, sequence FROM standing").fetchone()
-                entities, closed, revisions = rows.read_live(db)
-            finally:
-                db.execute("ROLLBACK")
-        return Loaded(revision, term, sequence, entities, closed, revisions)
 
     def commit(self, changes: Changes, expected_revision: int, term: int, keys: Sequence[SubmitKey] = ()) -> Committed:
         return self.stage(changes, expected_revision, term, keys)()
@@ -123,7 +124,6 @@ class SqliteStore:
     ) -> Callable[[], Committed]:
         """Rows are written here and synced in the second part. One thread for the rows: the interpreter's lock changes
         hands at every row, which among busy threads costs more than the rows."""
-        encoded = rows.encode_changes(changes, expected_revision + 1)
         db = self._begin()
         try:
             revision, term_now, sequence = db.execute("SELECT revision, term, sequence FROM standing").fetchone()
@@ -131,8 +131,9 @@ class SqliteStore:
                 raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
             if expected_revision != revision:
                 raise StaleRevision("the store has moved on", expected=expected_revision, now=revision)
-            rows.write_changes(db, encoded, keys, sequence)
-            committed = Committed(revision + 1, sequence + len(changes.events))
+            rows = rows_of(changes, revision + 1, sequence, keys)
+            write_rows(db.executemany, rows)
+            committed = Committed(rows.revision, rows.sequence)
             db.execute("UPDATE standing SET revision = ?, sequence = ?", (committed.revision, committed.sequence))
         except BaseException as error:
             self._undo(error)
@@ -144,73 +145,25 @@ class SqliteStore:
 
         return finish
 
-    def find_key(self, user: str, key: str) -> SubmitKey | None:
-        with self._reading(self._points) as db:
-            row = db.execute("SELECT task, digest FROM submit_keys WHERE key = ? AND user = ?", (key, user)).fetchone()
-        return SubmitKey(user, key, row[0], bytes(row[1])) if row else None
-
-    def task(self, task_id: str) -> StoredTask | None:
-        with self._reading() as db:
-            found = db.execute("SELECT id, revision, body FROM tasks WHERE id = ?", (task_id,)).fetchall()
-            return next(iter(rows.with_allocations(db, found)), None)
-
-    def tasks(self, wanted: TaskFilter, limit: int, before: str | None = None) -> list[StoredTask]:
-        where, values = rows.conditions(wanted)
-        if before is not None:
-            where.append("id < ?")
-            values.append(before)
-        sql = f"SELECT id, revision, body FROM tasks {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY id DESC LIMIT ?"  # noqa: S608
-        with self._reading() as db:
-            return rows.with_allocations(db, db.execute(sql, (*values, limit)).fetchall())
-
-    def tasks_changed(self, after: int, group: str | None, limit: int) -> tuple[list[StoredTask], int]:
-        of_group, values = ("AND task_group = ?", (group,)) if group is not None else ("", ())
-        sql = f"SELECT id, revision, body FROM tasks WHERE revision > ? {of_group} ORDER BY revision, id LIMIT ?"  # noqa: S608
-        rest = f"SELECT id, revision, body FROM tasks WHERE revision = ? {of_group} ORDER BY id"  # noqa: S608
-        with self._reading() as db:
-            db.execute("BEGIN")
-            try:
-                whole = int(db.execute("SELECT revision FROM standing").fetchone()[0])
-                found = db.execute(sql, (after, *values, limit + 1)).fetchall()
-                if len(found) > limit:
-                    whole = int(found[limit - 1][1])
-                    found = [row for row in found if row[1] < whole] + db.execute(rest, (whole, *values)).fetchall()
-                return rows.with_allocations(db, found), whole
-            finally:
-                db.execute("ROLLBACK")
-
-    def allocation(self, allocation_id: str) -> Allocation | None:
-        with self._reading() as db:
-            row = db.execute("SELECT body FROM allocations WHERE id = ?", (allocation_id,)).fetchone()
-        return decode(Allocation, row[0]) if row else None
-
-    def events(
-        self,
-        after: int,
-        limit: int,
-        *,
-        subject: str | None = None,
-        subject_id: str | None = None,
-        group: str | None = None,
-    ) -> list[StoredEvent]:
-        where: list[str] = ["sequence > ?"]
-        values: list[str | int] = [after]
-        for column, value in (("subject", subject), ("id", subject_id), ("task_group", group)):
-            if value is not None:
-                where.append(f"{column} = ?")
-                values.append(value)
-        sql = f"SELECT sequence, body FROM events WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?"  # noqa: S608
-        with self._reading() as db:
-            return [StoredEvent(row[0], decode(Event, row[1])) for row in db.execute(sql, (*values, limit))]
-
-    def usage(self, from_ms: int, to_ms: int) -> list[UsageRecord]:
-        with self._reading() as db:
-            found = db.execute("SELECT body FROM usage WHERE to_ms > ? AND from_ms < ?", (from_ms, to_ms)).fetchall()
-        return [decode(UsageRecord, row[0]) for row in found]
-
-    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000) -> int:
+    def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000, term: int | None = None) -> int:
         with self._transaction() as db:
-            return rows.prune(db, ended_before_ms, tasks_max, usage_before_ms, step)
+            query = _query_on(db)
+            term_now = query("SELECT term FROM standing")[0][0]
+            if term not in (None, term_now):
+                raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
+            return prune(query, db.executemany, (ended_before_ms, tasks_max, usage_before_ms, step))
+
+    def dump(self) -> tuple[Loaded, Iterator[tuple[str, Row]]]:
+        with self._view() as query:
+            revision, term, sequence = query("SELECT revision, term, sequence FROM standing")[0]
+            found = {table.name: query(select_all(table)) for table in TABLES.values()}
+        return Loaded(revision, term, sequence), ((name, row) for name, rows in found.items() for row in rows)
+
+    def fill(self, standing: Loaded, rows: Iterable[tuple[str, Row]]) -> None:
+        with self._transaction() as db:
+            fill(db.executemany, rows)
+            sql = "UPDATE standing SET revision = ?, sequence = ?, term = max(term, ?) + 1"
+            db.execute(sql, (standing.revision, standing.sequence, standing.term))
 
     def close(self) -> None:
         for connection in (self._writer, self._lists.connection, self._points.connection):
@@ -222,3 +175,10 @@ class SqliteStore:
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         connection.close()
+
+
+def _query_on(db: sqlite3.Connection) -> Query:
+    def query(sql: str, values: Sequence[Any] = ()) -> Sequence[Row]:
+        return db.execute(sql, values).fetchall()
+
+    return query

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from importlib import resources
 from pathlib import Path
 
 from crater_core.errors import StoreUnavailable
+from crater_core.store.schema_files import schema_files
 
 BUSY_MS = 200
 """How long a write waits for somebody else's lock (a backup, a shell) before it counts as unavailable."""
@@ -33,19 +33,12 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def schema_files() -> list[tuple[int, str]]:
-    """Every schema step with its number, in order."""
-    folder = resources.files("crater_core.store") / "schema"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [(int(name.split("_")[0]), (folder / name).read_text("utf-8")) for name in names]
-
-
 def migrate(path: Path) -> None:
     """Bring the schema up to this version; refuse a file that is damaged, newer, or somebody else's."""
     db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None)
     try:
         version = _inspect(db, path)
-        for number, sql in schema_files():
+        for number, sql in schema_files("sqlite"):
             if number > version:
                 mark = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
                 db.executescript(f"BEGIN IMMEDIATE;\n{sql}\n{mark}\nCOMMIT;")
@@ -62,7 +55,7 @@ def _inspect(db: sqlite3.Connection, path: Path) -> int:
     tables = int(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     if owner != APPLICATION_ID and (tables or owner or version):
         raise StoreUnavailable(f"{path} is a database of another program; name another file", file=str(path))
-    newest = schema_files()[-1][0]
+    newest = schema_files("sqlite")[-1][0]
     if version > newest:
         raise StoreUnavailable(
             f"{path} was written by a newer version of Crater (schema {version}, this one knows {newest}); upgrade Crater",

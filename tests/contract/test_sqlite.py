@@ -11,7 +11,7 @@ from crater_core.errors import StoreUnavailable
 from crater_core.lifecycle.changes import Changes
 from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.store import SqliteStore
-from crater_core.store.sqlite_file import schema_files
+from crater_core.store.schema_files import schema_files
 
 
 def a_task(task_id: str, text: str = "") -> Task:
@@ -123,5 +123,6 @@ def test_somebody_elses_lock_refuses_writes_until_it_is_gone(tmp_path: Path, mon
     store.close()
 
 
-def test_schema_files_are_numbered_without_gaps() -> None:
-    assert [number for number, _ in schema_files()] == list(range(1, len(schema_files()) + 1))
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_schema_files_are_numbered_without_gaps(kind: str) -> None:
+    assert [number for number, _ in schema_files(kind)] == list(range(1, len(schema_files(kind)) + 1))

@@ -19,13 +19,21 @@ from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.model.usage import UsageRecord
 from crater_core.store import MemoryStore, SqliteStore, Store, SubmitKey, TaskFilter
+from crater_core.store.postgres import PostgresStore
 
 Maker = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "crater.db")
+    made: Store
+    match request.param:
+        case "memory":
+            made = MemoryStore()
+        case "sqlite":
+            made = SqliteStore(tmp_path / "crater.db")
+        case _:
+            made = PostgresStore(request.getfixturevalue("postgres_server").database())
     yield made
     made.close()
 
@@ -102,6 +110,25 @@ def test_a_commit_of_an_older_term_writes_nothing(store: Store) -> None:
 
 def test_terms_only_grow(store: Store) -> None:
     assert [store.begin_term(), store.begin_term(), store.load().term] == [1, 2, 2]
+
+
+def test_a_revision_is_the_number_of_commits_whatever_they_hold(store: Store) -> None:
+    """More than one transaction of etcd takes, and more than one of its messages holds: still all or nothing."""
+    writer = Writer(store)
+    many = [a_task(f"t{n:05}", command=("echo", "x" * 500)) for n in range(5_000)]
+    writer.put(*many, events=tuple(Event(1, "task", task.id, "queued") for task in many))
+    loaded = store.load()
+    assert (loaded.revision, len(loaded.entities), loaded.sequence) == (1, 5_000, 5_000)
+    assert ids(store.tasks(TaskFilter(), 1)) == ["t04999"]
+
+
+def test_pruning_in_an_older_term_forgets_nothing(store: Store) -> None:
+    writer = Writer(store)
+    writer.put(a_task("t1", TaskStatus.FAILED, attempt=1))
+    store.begin_term()
+    with pytest.raises(StaleTerm):
+        store.prune(10**15, 0, 0, term=writer.term)
+    assert store.task("t1") is not None
 
 
 def test_ended_tasks_are_not_loaded_but_can_be_read(store: Store) -> None:

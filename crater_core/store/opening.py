@@ -1,0 +1,38 @@
+"""Opens the store that a URL names: sqlite:///PATH, postgresql://USER@HOST/NAME, or etcd+http://HOST:2379,http://HOST:2379."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from crater_core.errors import BadConfiguration
+from crater_core.store.protocol import PortableStore
+from crater_core.store.sqlite import SqliteStore
+
+
+def open_store(url: str) -> PortableStore:
+    """Raises StoreUnavailable, or BadConfiguration when the URL or the installation does not fit."""
+    if url.startswith("sqlite:///"):
+        return SqliteStore(Path(url.removeprefix("sqlite:///")))
+    if url.startswith(("postgresql://", "postgres://")):
+        try:
+            from crater_core.store.postgres import PostgresStore
+        except ImportError as error:
+            raise _not_installed("PostgreSQL", "postgres", error) from error
+        return PostgresStore(url)
+    raise BadConfiguration(f"no store can be opened at {shown(url)}; expected sqlite:///, postgresql:// or etcd+http://")
+
+
+def shown(url: str) -> str:
+    """The URL as people may see it: without a password."""
+    if url.startswith("sqlite:///"):
+        return url.removeprefix("sqlite:///")
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url.partition("?")[0]
+    user, _, host = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{user.partition(':')[0]}@{host}{parts.path}"
+
+
+def _not_installed(what: str, extra: str, error: ImportError) -> BadConfiguration:
+    return BadConfiguration(f"{what} as the store needs more packages: pip install 'crater-dagster[{extra}]' ({error})")
