@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from crater_agent.cgroup_common import Cgroups, Counters, Limits, read, write
+from crater_agent import bpf
+from crater_agent.cgroup_common import Cgroups, Counters, Group, Limits, read, write
 from crater_agent.cgroup_v1 import CgroupsV1
 from crater_agent.cgroup_v2 import CgroupsV2
+from crater_agent.privileges import CAP_SYS_ADMIN, has_capability
 
-__all__ = ["Cgroups", "Counters", "Limits", "Mount", "memory_limit_bytes", "open_cgroups", "read_mounts", "read_own"]
+__all__ = ["Cgroups", "Counters", "Group", "Limits", "Mount", "memory_limit_bytes", "open_cgroups", "read_mounts", "read_own"]
 V1_NEEDED = ("cpu", "cpuacct", "memory", "pids")
+V2_NEEDED = ("cpu", "memory", "pids")
+V2_WANTED = ("cpuset", "io")
+"""Of version 2, where the kernel has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,8 @@ class Mount:
     version: int
 
 
-def open_cgroups(name: str, proc: Path = Path("/proc/self")) -> tuple[Cgroups | None, str]:
-    """The groups under `name`, or None and the reason in words."""
+def open_cgroups(name: str, proc: Path = Path("/proc/self"), cores: bool = False) -> tuple[Cgroups | None, str]:
+    """The groups under `name`, or None and the reason in words. `cores`: some will get cores of their own."""
     mounts = read_mounts((proc / "mountinfo").read_text())
     own = read_own((proc / "cgroup").read_text())
     why: list[str] = []
@@ -35,7 +40,7 @@ def open_cgroups(name: str, proc: Path = Path("/proc/self")) -> tuple[Cgroups | 
             if found is not None:
                 return found, ""
             why.append(f"cgroup v2: {reason}")
-    found, reason = _open_v1(mounts, own, name)
+    found, reason = _open_v1(mounts, own, name, cores)
     if found is not None:
         return found, ""
     return None, "; ".join([*why, f"cgroup v1: {reason}"] if any(mount.version == 1 for mount in mounts) else why or [reason])
@@ -83,25 +88,31 @@ def memory_limit_bytes(proc: Path = Path("/proc/self")) -> int | None:
     return None
 
 
-def _open_v1(mounts: list[Mount], own: Mapping[str, str], name: str) -> tuple[Cgroups | None, str]:
+def _open_v1(mounts: list[Mount], own: Mapping[str, str], name: str, cores: bool) -> tuple[Cgroups | None, str]:
     bases: dict[str, Path] = {}
-    for controller in (*V1_NEEDED, "freezer"):
+    # Each further tree costs every start one more entry, so cores are only looked after where somebody wants it.
+    for controller in (*V1_NEEDED, "freezer", "devices", *(("cpuset",) if cores else ())):
         mount = next((m for m in mounts if m.version == 1 and controller in m.controllers), None)
         if mount is None:
             if controller in V1_NEEDED:
                 return None, f"no {controller} controller is mounted"
             continue
         bases[controller] = _inside(mount, own.get(controller, "/")) / name
-    for base in dict.fromkeys(bases.values()):
+    for controller, base in list(bases.items()):
         try:
             base.mkdir(exist_ok=True)
         except OSError as error:
-            return None, f"{base.parent} is not writable ({error.strerror})"
-    return CgroupsV1(bases), ""
+            if controller in V1_NEEDED:
+                return None, f"{base.parent} is not writable ({error.strerror})"
+            del bases[controller]
+    if "devices" in bases and not has_capability(CAP_SYS_ADMIN):
+        bases.pop("devices").rmdir()
+    no_devices = "" if "devices" in bases else "no devices controller that this agent may write to"
+    return CgroupsV1(bases, no_devices, "" if "cpuset" in bases else "no cpuset controller that this agent may write to"), ""
 
 
 def _open_v2(mount: Mount, own: str, name: str) -> tuple[Cgroups | None, str]:
-    missing = {"cpu", "memory", "pids"} - mount.controllers
+    missing = set(V2_NEEDED) - mount.controllers
     if missing:
         return None, f"no {', '.join(sorted(missing))} controller"
     home = _inside(mount, own)
@@ -117,13 +128,23 @@ def _open_v2(mount: Mount, own: str, name: str) -> tuple[Cgroups | None, str]:
                 leaf.mkdir(exist_ok=True)
                 for pid in read(home / "cgroup.procs").split():
                     write(leaf / "cgroup.procs", pid)
-        write(home / "cgroup.subtree_control", "+cpu +memory +pids")
         base = home / name
-        base.mkdir(exist_ok=True)
-        write(base / "cgroup.subtree_control", "+cpu +memory +pids")
+        for path in (home, base):
+            path.mkdir(exist_ok=True)
+            _share_out(path, [*V2_NEEDED, *(name for name in V2_WANTED if name in mount.controllers)])
     except OSError as error:
         return None, f"{home} is not ours to divide ({error.strerror}): run the agent as a service with Delegate=yes"
-    return CgroupsV2(base), ""
+    shared = read(base / "cgroup.subtree_control").replace("+", "").split()
+    no_cores = "" if "cpuset" in shared else "the cpuset controller is not given to this agent"
+    return CgroupsV2(base, bpf.why_not(), no_cores), ""
+
+
+def _share_out(path: Path, controllers: list[str]) -> None:
+    """To the groups below; a level above may have fewer than the kernel."""
+    try:
+        write(path / "cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))
+    except OSError:
+        write(path / "cgroup.subtree_control", " ".join(f"+{name}" for name in V2_NEEDED))
 
 
 def _is_ours_alone(home: Path) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from crater_agent.device_files import DeviceFile
 
 PERIOD_US = 100_000
 
@@ -18,6 +21,10 @@ class Limits:
     """False: only a weight, for what drives others and must start at once."""
     memory_bytes: int = 0
     pids_max: int = 4096
+    devices: tuple[DeviceFile, ...] | None = None
+    """The device files that it may open; None: not held here."""
+    cores: tuple[int, ...] = ()
+    """The cores that it may run on; empty: not held here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class Group(Protocol):
 
     def counters(self) -> Counters: ...
 
+    def keep_on(self, cores: Sequence[int]) -> None:
+        """From now on it runs on these cores only; one that was never kept on cores is left alone."""
+        ...
+
     def remove(self) -> bool:
         """True when it is gone; False when the kernel still holds it, then try again."""
         ...
@@ -51,6 +62,10 @@ class Group(Protocol):
 
 class Cgroups(Protocol):
     version: int
+    no_devices: str
+    """Why device files cannot be held here; empty when they can."""
+    no_cores: str
+    """Why cores of its own cannot be given to a group; empty when they can."""
 
     def create(self, name: str, limits: Limits) -> Group: ...
 
@@ -63,6 +78,19 @@ class Cgroups(Protocol):
     def close(self) -> None:
         """Remove the agent's own level when nothing is left in it."""
         ...
+
+
+def weight(cpu_milli: int) -> int:
+    """The share of version 1 (1024 a core) on version 2's scale."""
+    return max(1, min(10_000, 1 + (shares(cpu_milli) - 2) * 9999 // 262_142))
+
+
+def shares(cpu_milli: int) -> int:
+    return max(2, cpu_milli * 1024 // 1000)
+
+
+def core_list(cores: Sequence[int]) -> str:
+    return ",".join(map(str, sorted(cores)))
 
 
 def quota_us(cpu_milli: int) -> int:

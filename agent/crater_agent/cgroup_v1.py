@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from crater_agent.cgroup_common import (
@@ -13,12 +13,15 @@ from crater_agent.cgroup_common import (
     Counters,
     Group,
     Limits,
+    core_list,
     directories,
     lines,
     number,
     pairs,
     quota_us,
+    read,
     remove,
+    shares,
     write,
 )
 
@@ -26,15 +29,18 @@ from crater_agent.cgroup_common import (
 class CgroupsV1:
     version = 1
 
-    def __init__(self, bases: Mapping[str, Path]) -> None:
+    def __init__(self, bases: Mapping[str, Path], no_devices: str = "", no_cores: str = "") -> None:
         self._bases = dict(bases)
+        self.no_devices, self.no_cores = no_devices, no_cores
+        if "cpuset" in self._bases:
+            _inherit_cores(self._bases["cpuset"])
 
     def create(self, name: str, limits: Limits) -> Group:
         group = self.group(name)
         for path in group.paths.values():
             path.mkdir(exist_ok=True)
         if limits.cpu_milli:
-            write(group.paths["cpu"] / "cpu.shares", str(max(2, limits.cpu_milli * 1024 // 1000)))
+            write(group.paths["cpu"] / "cpu.shares", str(shares(limits.cpu_milli)))
             if limits.cpu_hard:
                 # A kernel without bandwidth control still has the weight.
                 with contextlib.suppress(FileNotFoundError):
@@ -42,9 +48,22 @@ class CgroupsV1:
                     write(group.paths["cpu"] / "cpu.cfs_quota_us", str(quota_us(limits.cpu_milli)))
         if limits.memory_bytes:
             write(group.paths["memory"] / "memory.limit_in_bytes", str(limits.memory_bytes))
-            with contextlib.suppress(OSError):
+            try:
                 write(group.paths["memory"] / "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+            except OSError:
+                # A kernel that does not count swap can still be told not to use it.
+                with contextlib.suppress(OSError):
+                    write(group.paths["memory"] / "memory.swappiness", "0")
         write(group.paths["pids"] / "pids.max", str(limits.pids_max))
+        if limits.devices is not None and "devices" in group.paths:
+            write(group.paths["devices"] / "devices.deny", "a")
+            for file in limits.devices:
+                # One that a level above does not have cannot be given.
+                with contextlib.suppress(PermissionError):
+                    write(group.paths["devices"] / "devices.allow", file.rule)
+        if limits.cores and "cpuset" in group.paths:
+            _inherit_cores(group.paths["cpuset"])
+            group.keep_on(limits.cores)
         return group
 
     def group(self, name: str) -> GroupV1:
@@ -57,6 +76,13 @@ class CgroupsV1:
         for base in dict.fromkeys(self._bases.values()):
             with contextlib.suppress(OSError):
                 base.rmdir()
+
+
+def _inherit_cores(path: Path) -> None:
+    """A new group of this controller has no cores and no memory nodes, and takes no process."""
+    for name in ("cpuset.mems", "cpuset.cpus"):
+        if not read(path / name).strip():
+            write(path / name, read(path.parent / name))
 
 
 class GroupV1:
@@ -97,6 +123,11 @@ class GroupV1:
             memory_max_bytes=number(memory / "memory.max_usage_in_bytes"),
             oom_kills=pairs(memory / "memory.oom_control").get("oom_kill", 0),
         )
+
+    def keep_on(self, cores: Sequence[int]) -> None:
+        if "cpuset" in self.paths:
+            with contextlib.suppress(FileNotFoundError):
+                write(self.paths["cpuset"] / "cpuset.cpus", core_list(cores))
 
     def remove(self) -> bool:
         removed = [remove(path) for path in dict.fromkeys(self.paths.values())]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+from crater_agent import bpf
 from crater_agent.cgroup_common import (
     PERIOD_US,
     Counters,
     Group,
     Limits,
+    core_list,
     directories,
     lines,
     number,
     pairs,
     quota_us,
     remove,
+    weight,
     write,
 )
 
@@ -25,15 +29,18 @@ from crater_agent.cgroup_common import (
 class CgroupsV2:
     version = 2
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, no_devices: str = "", no_cores: str = "") -> None:
         self._base = base
+        self.no_devices, self.no_cores = no_devices, no_cores
 
     def create(self, name: str, limits: Limits) -> Group:
         path = self._base / name
         path.mkdir(exist_ok=True)
         if limits.cpu_milli:
-            shares = max(2, limits.cpu_milli * 1024 // 1000)
-            write(path / "cpu.weight", str(max(1, min(10_000, 1 + (shares - 2) * 9999 // 262_142))))
+            write(path / "cpu.weight", str(weight(limits.cpu_milli)))
+            # A kernel without the io controller, or a disk scheduler without weights, shares by need.
+            with contextlib.suppress(OSError):
+                write(path / "io.weight", f"default {weight(limits.cpu_milli)}")
             if limits.cpu_hard:
                 write(path / "cpu.max", f"{quota_us(limits.cpu_milli)} {PERIOD_US}")
         if limits.memory_bytes:
@@ -44,7 +51,12 @@ class CgroupsV2:
             with contextlib.suppress(OSError):
                 write(path / "memory.oom.group", "1")
         write(path / "pids.max", str(limits.pids_max))
-        return GroupV2(path)
+        if limits.devices is not None and not self.no_devices:
+            bpf.hold(path, limits.devices)
+        group = GroupV2(path)
+        if limits.cores:
+            group.keep_on(limits.cores)
+        return group
 
     def group(self, name: str) -> Group:
         return GroupV2(self._base / name)
@@ -87,6 +99,10 @@ class GroupV2:
             memory_max_bytes=number(self._path / "memory.peak"),
             oom_kills=pairs(self._path / "memory.events").get("oom_kill", 0),
         )
+
+    def keep_on(self, cores: Sequence[int]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            write(self._path / "cpuset.cpus", core_list(cores))
 
     def remove(self) -> bool:
         for root, _, _ in os.walk(self._path, topdown=False):

@@ -201,6 +201,10 @@ class AgentConfig(Strict):
     ports: Ports = Ports()
     env_profiles: dict[Name, dict[str, str | FromEnv | FromFile]] = Field(default_factory=dict)
     mount_roots: tuple[Path, ...] = ()
+    device_files: tuple[Path, ...] = ()
+    """Such as /dev/fuse: given to every task, beside what any program may expect and the GPUs it was granted."""
+    exclusive_cores: bool = False
+    """True: a task that asks for whole cores gets cores that no other task runs on."""
     cgroups: Literal["auto", "off"] = "auto"
     """auto: limits are enforced where this agent may make cgroups; off: they are only watched."""
     sample_interval: DurationMs = 15_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import logging
 import os
 import secrets
@@ -17,7 +15,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from crater_agent import cgroup, config, declare, logs, machine, nvml
+from crater_agent import cgroup, config, declare, device_files, directories, logs, machine, nvml
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
 from crater_agent.environment import Host
@@ -84,19 +82,20 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         sys.stdout.write(declaration.model_dump_json(indent=2, exclude={"agent_secret"}) + "\n")
         return 0
-    data_dir = _make_directories(settings, file.name, identity)
-    lock = _only_one(data_dir)
+    data_dir = directories.make_directories(settings, file.name, shared=identity is not None)
+    lock = directories.only_one(data_dir)
     cgroups, why = None, "cgroups are off in the configuration"
     if settings.cgroups == "auto":
-        cgroups, why = cgroup.open_cgroups(_group_name(settings.node_name, data_dir))
-    declaration = _with_enforcement(declaration, cgroups, why)
+        cgroups, why = cgroup.open_cgroups(directories.group_name(settings.node_name, data_dir))
+    place = _place(settings, found, identity, file.name)
+    declaration = _with_enforcement(declaration, cgroups, why, bool(place.gpu_files))
     declaration = _with_reach(declaration, settings)
     for note in declaration.notes:
         log.warning("%s", note)
     stop_workloads = arguments.stop_workloads_on_exit or settings.stop_workloads_on_exit
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_serve(settings, token, identity, declaration, cgroups, gpus, found.machine.boot_id, stop_workloads))
+            runner.run(_serve(settings, token, place, declaration, cgroups, gpus, stop_workloads))
     finally:
         gpus.close()
         if cgroups is not None:
@@ -123,51 +122,29 @@ def _identity(settings: AgentConfig, file: str) -> Identity | None:
     return identity if os.geteuid() == 0 else None
 
 
-def _make_directories(settings: AgentConfig, file: str, identity: Identity | None) -> Path:
-    data_dir = settings.directory
-    for path, field in ((data_dir, "data_dir"), (_scratch_root(settings), "resource_pools (path of the disk pool)")):
+def _place(settings: AgentConfig, found: declare.Found, identity: Identity | None, file: str) -> Place:
+    home = identity.home if identity is not None else str(Path.home())
+    python_dir = os.path.dirname(sys.executable)  # noqa: PTH120
+    host = Host(settings.node_name, python_dir, home, os.environ.get("TZ", ""), settings.env_profiles)
+    everybodys = list(device_files.EVERYBODYS)
+    for number, path in enumerate(settings.device_files):
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Another user's workloads have to pass through to their own scratch directory.
-            path.chmod(0o711 if identity is not None else 0o700)
-        except OSError as error:
-            raise bad_value(file, field, str(path), f"a directory this agent may write to ({error.strerror})") from None
-    if identity is not None:
-        for parent in _scratch_root(settings).relative_to(data_dir).parents if _in(settings, data_dir) else ():
-            (data_dir / parent).chmod(0o711)
-    return data_dir
+            everybodys.append(device_files.of_path(path))
+        except (OSError, ValueError) as error:
+            raise bad_value(file, f"device_files[{number}]", str(path), f"a device file of this machine ({error})") from None
+    gpu_files = {gpu.uuid: device_files.of_nvidia(gpu.minor, gpu.mig_places) for gpu in found.gpus.gpus}
+    scratch_root = directories.scratch_root(settings)
+    boot_id = found.machine.boot_id
+    return Place(host, scratch_root, boot_id, settings.mount_roots, identity, tuple(everybodys), gpu_files)
 
 
-def _in(settings: AgentConfig, data_dir: Path) -> bool:
-    return _scratch_root(settings).is_relative_to(data_dir)
-
-
-def _scratch_root(settings: AgentConfig) -> Path:
-    base = declare.disk_path(settings).expanduser().absolute()
-    if base == settings.directory.absolute():
-        return base / "scratch"
-    return base / "crater" / _group_name(settings.node_name, settings.directory)
-
-
-def _group_name(node: str, data_dir: Path) -> str:
-    """Two agents of one node name, with their own data, do not take each other's workloads for strays."""
-    return f"crater-{node}-{hashlib.sha256(os.fsencode(data_dir.absolute())).hexdigest()[:8]}"
-
-
-def _only_one(data_dir: Path) -> int:
-    lock = os.open(data_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise CraterError(f"another agent already uses {data_dir}") from None
-    return lock
-
-
-def _with_enforcement(declaration: NodeDeclaration, cgroups: cgroup.Cgroups | None, why: str) -> NodeDeclaration:
+def _with_enforcement(declaration: NodeDeclaration, cgroups: cgroup.Cgroups | None, why: str, gpus: bool) -> NodeDeclaration:
     if cgroups is not None:
         log.info("limits are enforced by cgroup v%d", cgroups.version)
-        return declaration.model_copy(update={"enforcement": Enforcement.ENFORCED})
+        notes = declaration.notes
+        if gpus and cgroups.no_devices:
+            notes += (f"a task can open the device files of GPUs that it was not given: {cgroups.no_devices}",)
+        return declaration.model_copy(update={"enforcement": Enforcement.ENFORCED, "notes": notes})
     note = f"CPU and memory limits are watched, not enforced: {why}"
     return declaration.model_copy(update={"enforcement": Enforcement.WATCHED, "notes": (*declaration.notes, note)})
 
@@ -183,21 +160,16 @@ def _with_reach(declaration: NodeDeclaration, settings: AgentConfig) -> NodeDecl
 async def _serve(
     settings: AgentConfig,
     token: str | None,
-    identity: Identity | None,
+    place: Place,
     declaration: NodeDeclaration,
     cgroups: cgroup.Cgroups | None,
     gpus: nvml.Nvml,
-    boot_id: str,
     stop_workloads: bool,
 ) -> None:
     data_dir, node = settings.directory, settings.node_name
     records = Records(data_dir)
     agents: list[Agent] = []
     spawner = Spawner(data_dir, lambda name, end: agents[0].on_exit(name, end), lambda: agents[0].on_spawner_lost())
-    profiles = settings.env_profiles
-    home = identity.home if identity is not None else str(Path.home())
-    host = Host(node, os.path.dirname(sys.executable), home, os.environ.get("TZ", ""), profiles)  # noqa: PTH120
-    place = Place(host, _scratch_root(settings), boot_id, settings.mount_roots, identity)
     processes = ProcessRuntime(place, records, spawner, cgroups)
     runtimes = Runtimes(processes)
     link = Link(settings.scheduler_endpoint, token, node)
@@ -215,7 +187,7 @@ async def _serve(
     address = settings.address or _address(settings)
     url_host = f"[{address}]" if ":" in address else address
     session.declaration = declare.with_edges(
-        declaration, settings, address, f"http://{url_host}:{port}", secret, boot_id, __version__
+        declaration, settings, address, f"http://{url_host}:{port}", secret, place.boot_id, __version__
     )
     log.info("metrics, health and logs at port %d of %s", port, settings.host)
     found = await spawner.connect()

@@ -28,6 +28,10 @@ class Gpu:
     links: tuple[str, ...] = ()
     mig: bool = False
     parent_uuid: str | None = None
+    minor: int | None = None
+    """The N of the card's /dev/nvidiaN, which need not be `index`."""
+    mig_places: tuple[str, ...] = ()
+    """Of a slice: where the driver keeps the numbers of its device files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +114,16 @@ class Nvml:
         uuid, name = _text(_nvml.nvmlDeviceGetUUID(handle)), _text(_nvml.nvmlDeviceGetName(handle))
         slices = list(self._mig_slices(handle))
         numa_node = _numa_node(_text(_nvml.nvmlDeviceGetPciInfo(handle).busId))
+        minor = _number(lambda: _nvml.nvmlDeviceGetMinorNumber(handle))
         if not slices:
             memory_mib = int(_nvml.nvmlDeviceGetMemoryInfo(handle).total) // 1024**2
             bus_id = _text(_nvml.nvmlDeviceGetPciInfo(handle).busId)
-            yield Gpu(uuid, index, name, memory_mib, bus_id, numa_node, self._links(handle, handles))
+            yield Gpu(uuid, index, name, memory_mib, bus_id, numa_node, self._links(handle, handles), minor=minor)
         for slice_handle in slices:
             memory_mib = int(_nvml.nvmlDeviceGetMemoryInfo(slice_handle).total) // 1024**2
             slice_uuid, slice_name = _text(_nvml.nvmlDeviceGetUUID(slice_handle)), _text(_nvml.nvmlDeviceGetName(slice_handle))
-            yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), mig=True, parent_uuid=uuid)
+            places = _mig_places(minor, slice_handle)
+            yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), True, uuid, minor, places)
 
     def _mig_slices(self, handle: Any) -> Iterator[Any]:
         try:
@@ -154,6 +160,14 @@ class Nvml:
             _number(lambda: _nvml.nvmlDeviceGetTemperature(handle, _nvml.NVML_TEMPERATURE_GPU)),
             _number(lambda: _nvml.nvmlDeviceGetPowerUsage(handle)),
         )
+
+
+def _mig_places(minor: int | None, handle: Any) -> tuple[str, ...]:
+    instance = _number(lambda: _nvml.nvmlDeviceGetGpuInstanceId(handle))
+    compute = _number(lambda: _nvml.nvmlDeviceGetComputeInstanceId(handle))
+    if minor is None or instance is None or compute is None:
+        return ()
+    return (f"gpu{minor}/mig/gi{instance}", f"gpu{minor}/mig/gi{instance}/ci{compute}")
 
 
 def _number(read: Any) -> int | None:

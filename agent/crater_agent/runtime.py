@@ -12,14 +12,15 @@ import secrets
 import shutil
 import signal
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from crater_agent import proctree
 from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
+from crater_agent.device_files import EVERYBODYS, DeviceFile
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
 from crater_agent.reconcile import LeaseState
 from crater_agent.records import Kept, Record, Records, record_of
@@ -59,6 +60,9 @@ class Place:
     boot_id: str
     mount_roots: tuple[Path, ...] = ()
     identity: Identity | None = None
+    device_files: tuple[DeviceFile, ...] = EVERYBODYS
+    gpu_files: Mapping[str, tuple[DeviceFile, ...]] = field(default_factory=lambda: {})
+    """By UUID."""
 
 
 class ProcessRuntime:
@@ -167,7 +171,9 @@ class ProcessRuntime:
     def _make_group(self, lease: Lease, record: Record) -> list[str]:
         if self.cgroups is None:
             return []
-        limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes)
+        granted = [file for grant in lease.devices for file in self.place.gpu_files.get(grant.uuid, ())]
+        devices = tuple(dict.fromkeys((*self.place.device_files, *granted)))
+        limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes, devices=devices)
         return list(self.cgroups.create(record.group, limits).procs_files)
 
     def terminate(self, workload: Workload) -> None:

@@ -177,6 +177,17 @@ int nvmlDeviceGetName(void *device, char *name, unsigned size) {
     return answer ? answer : text(g->name, name, size);
 }
 
+/* In the order of the file, as a driver numbers cards in the order in which it finds them. */
+int nvmlDeviceGetMinorNumber(void *device, unsigned *minor) {
+    gpu *g;
+    int answer = find(device, &g);
+    if (answer) return answer;
+    if (g->slice) return NOT_SUPPORTED;
+    *minor = 0;
+    for (int i = 0; &gpus[i] != g; i++) *minor += !gpus[i].slice;
+    return OK;
+}
+
 int nvmlDeviceGetMemoryInfo(void *device, memory_info *info) {
     gpu *g;
     int answer = find(device, &g);

@@ -60,7 +60,7 @@ def test_version_2_moves_the_agent_down_and_sets_every_limit(tmp_path: Path):
     assert (groups is not None and groups.version, why) == (2, "")
     home = tmp_path / "sys/system.slice/crater-agent.service"
     assert (home / "agent/cgroup.procs").read_text() == str(os.getpid())
-    assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids +io"
     group = groups.create("a", LIMITS)
     read = {path.name: path.read_text() for path in (home / "crater-n1/a").iterdir()}
     assert read["cpu.max"] == "150000 100000"
