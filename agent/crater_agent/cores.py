@@ -32,6 +32,9 @@ class Cores:
         """It had them before this agent began."""
         self._owned[owner] = tuple(cores)
 
+    def owns(self, owner: str) -> bool:
+        return owner in self._owned
+
     def give_back(self, owner: str) -> bool:
         """True when it owned any."""
         return self._owned.pop(owner, None) is not None

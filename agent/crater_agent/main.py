@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from crater_agent import cgroup, config, declare, device_files, directories, logs, machine, nvml
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
+from crater_agent.cores import Cores, read_numa
 from crater_agent.environment import Host
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
@@ -86,9 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
     lock = directories.only_one(data_dir)
     cgroups, why = None, "cgroups are off in the configuration"
     if settings.cgroups == "auto":
-        cgroups, why = cgroup.open_cgroups(directories.group_name(settings.node_name, data_dir))
+        cgroups, why = cgroup.open_cgroups(directories.group_name(settings.node_name, data_dir), cores=settings.exclusive_cores)
     place = _place(settings, found, identity, file.name)
-    declaration = _with_enforcement(declaration, cgroups, why, bool(place.gpu_files))
+    declaration = _with_enforcement(declaration, cgroups, why, bool(place.gpu_files), settings.exclusive_cores)
     declaration = _with_reach(declaration, settings)
     for note in declaration.notes:
         log.warning("%s", note)
@@ -135,13 +136,23 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
     gpu_files = {gpu.uuid: device_files.of_nvidia(gpu.minor, gpu.mig_places) for gpu in found.gpus.gpus}
     scratch_root = directories.scratch_root(settings)
     boot_id = found.machine.boot_id
-    return Place(host, scratch_root, boot_id, settings.mount_roots, identity, tuple(everybodys), gpu_files)
+    gpu_numa = {gpu.uuid: gpu.numa_node for gpu in found.gpus.gpus if gpu.numa_node is not None}
+    return Place(host, scratch_root, boot_id, settings.mount_roots, identity, tuple(everybodys), gpu_files, gpu_numa)
 
 
-def _with_enforcement(declaration: NodeDeclaration, cgroups: cgroup.Cgroups | None, why: str, gpus: bool) -> NodeDeclaration:
+def _cores(settings: AgentConfig, cgroups: cgroup.Cgroups | None) -> Cores | None:
+    possible = settings.exclusive_cores and cgroups is not None and not cgroups.no_cores
+    return Cores(sorted(os.sched_getaffinity(0)), read_numa()) if possible else None
+
+
+def _with_enforcement(
+    declaration: NodeDeclaration, cgroups: cgroup.Cgroups | None, why: str, gpus: bool, exclusive_cores: bool
+) -> NodeDeclaration:
     if cgroups is not None:
         log.info("limits are enforced by cgroup v%d", cgroups.version)
         notes = declaration.notes
+        if exclusive_cores and cgroups.no_cores:
+            notes += (f"exclusive_cores is set, but no task gets cores of its own: {cgroups.no_cores}",)
         if gpus and cgroups.no_devices:
             notes += (f"a task can open the device files of GPUs that it was not given: {cgroups.no_devices}",)
         return declaration.model_copy(update={"enforcement": Enforcement.ENFORCED, "notes": notes})
@@ -170,7 +181,7 @@ async def _serve(
     records = Records(data_dir)
     agents: list[Agent] = []
     spawner = Spawner(data_dir, lambda name, end: agents[0].on_exit(name, end), lambda: agents[0].on_spawner_lost())
-    processes = ProcessRuntime(place, records, spawner, cgroups)
+    processes = ProcessRuntime(place, records, spawner, cgroups, _cores(settings, cgroups))
     runtimes = Runtimes(processes)
     link = Link(settings.scheduler_endpoint, token, node)
     clock, workloads = SystemClock(), dict[str, Workload]()

@@ -46,6 +46,8 @@ class Record:
     runtime: str = "process"
     group: str = ""
     """Its cgroup or container, in which the kernel holds its limits; empty: none, its limits are watched."""
+    cores: tuple[int, ...] = ()
+    """Its alone; empty: it shares."""
     ports: tuple[int, ...] = ()
     health: dict[str, Any] | None = None
     boot_id: str = ""
@@ -166,7 +168,8 @@ class Records:
                 return None
             raw = {"allocation": report.allocation, "task": "", "token": report.token}
         known: dict[str, Any] = {name: value for name, value in raw.items() if name in Record.__dataclass_fields__}
-        known["ports"] = tuple(known.get("ports", ()))
+        for name in ("ports", "cores"):
+            known[name] = tuple(known.get(name, ()))
         record = Record(**known)
         kept = Kept(record, exit=_read(path / "exit.json"), final=report)
         started = self.read_start(record.allocation)

@@ -13,13 +13,14 @@ import shutil
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from crater_agent import proctree
 from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
+from crater_agent.cores import Cores
 from crater_agent.device_files import EVERYBODYS, DeviceFile
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
 from crater_agent.reconcile import LeaseState
@@ -63,16 +64,20 @@ class Place:
     device_files: tuple[DeviceFile, ...] = EVERYBODYS
     gpu_files: Mapping[str, tuple[DeviceFile, ...]] = field(default_factory=lambda: {})
     """By UUID."""
+    gpu_numa: Mapping[str, int] = field(default_factory=lambda: {})
 
 
 class ProcessRuntime:
     name = "process"
 
-    def __init__(self, place: Place, records: Records, spawner: Spawner, cgroups: Cgroups | None) -> None:
+    def __init__(
+        self, place: Place, records: Records, spawner: Spawner, cgroups: Cgroups | None, cores: Cores | None = None
+    ) -> None:
         self.place = place
         self.records = records
         self.spawner = spawner
         self.cgroups = cgroups
+        self._cores = cores
         self._trees = proctree.Trees()
         self._parked: deque[str] = deque()
         self._names = itertools.count()
@@ -80,7 +85,27 @@ class ProcessRuntime:
 
     def record(self, lease: Lease, now_ms: int) -> Record:
         scratch = str(self.place.scratch_root / lease.allocation)
-        return record_of(lease, scratch, self._group_name(lease), self.place.boot_id, now_ms)
+        record = record_of(lease, scratch, self._group_name(lease), self.place.boot_id, now_ms)
+        return replace(record, cores=self._own_cores(lease, record.group)) if self._cores is not None else record
+
+    def _own_cores(self, lease: Lease, group: str) -> tuple[int, ...]:
+        """For a task that asks for whole cores, where this node gives them."""
+        assert self._cores is not None
+        if not group or lease.control or not lease.cpu_milli or lease.cpu_milli % 1000:
+            return ()
+        near = next((self.place.gpu_numa[grant.uuid] for grant in lease.devices if grant.uuid in self.place.gpu_numa), None)
+        cores = self._cores.take(group, lease.cpu_milli // 1000, near)
+        if not cores:
+            log.warning("%s asks for whole cores, but not so many are free of other tasks: it shares them", lease.allocation)
+        return cores
+
+    def _share_the_rest(self) -> None:
+        """Keep what has no cores of its own off those that have an owner."""
+        if self._cores is not None and self.cgroups is not None:
+            for name in self.cgroups.names():
+                if not self._cores.owns(name):
+                    with contextlib.suppress(OSError):
+                        self.cgroups.group(name).keep_on(self._cores.shared)
 
     def _group_name(self, lease: Lease) -> str:
         """The one a parked child waits in, or a new one; empty without cgroups."""
@@ -95,7 +120,7 @@ class ProcessRuntime:
         while self.cgroups is not None and len(self._parked) < PARKED:
             group = f"{self._prefix}-{next(self._names)}"
             try:
-                procs_files = self.cgroups.create(group, Limits()).procs_files
+                procs_files = self.cgroups.create(group, Limits(cores=self._shared_cores())).procs_files
             except OSError as error:
                 log.warning("no cgroup could be made in advance: %s", error)
                 return
@@ -173,8 +198,15 @@ class ProcessRuntime:
             return []
         granted = [file for grant in lease.devices for file in self.place.gpu_files.get(grant.uuid, ())]
         devices = tuple(dict.fromkeys((*self.place.device_files, *granted)))
-        limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes, devices=devices)
-        return list(self.cgroups.create(record.group, limits).procs_files)
+        cores = record.cores or self._shared_cores()
+        limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes, devices=devices, cores=cores)
+        group = self.cgroups.create(record.group, limits)
+        if record.cores:
+            self._share_the_rest()
+        return list(group.procs_files)
+
+    def _shared_cores(self) -> tuple[int, ...]:
+        return self._cores.shared if self._cores is not None else ()
 
     def terminate(self, workload: Workload) -> None:
         """SIGTERM to the first process's group, when that is still the process we started."""
@@ -218,7 +250,11 @@ class ProcessRuntime:
 
     async def adopt(self, kept: Sequence[Kept], silent_ms: int) -> list[Workload]:
         """Call after the spawner has answered: then an exit of what it does not name is on disk."""
-        return adopt(self.records, kept, self.spawner.children, self.place.boot_id, self.place.host.node, silent_ms)
+        found = adopt(self.records, kept, self.spawner.children, self.place.boot_id, self.place.host.node, silent_ms)
+        for record in (workload.record for workload in found if workload.running):
+            if record.cores and self._cores is not None:
+                self._cores.keep(record.group, record.cores)
+        return found
 
     async def clean(self, record: Record) -> bool:
         """Remove its cgroup and scratch directory; False when the kernel still held the cgroup after some tries."""
@@ -229,6 +265,8 @@ class ProcessRuntime:
                 await asyncio.sleep(delay_s)
                 if gone := group.remove():
                     break
+            if self._cores is not None and self._cores.give_back(record.group):
+                self._share_the_rest()
         if record.scratch and Path(record.scratch).parent == self.place.scratch_root:
             await asyncio.to_thread(_remove_tree, Path(record.scratch))
         return gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -132,6 +133,38 @@ def test_cpu_is_held_to_its_share(start, scheduler: SchedulerStandIn):
     spin = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass\n"
     scheduler.give("a", [sys.executable, "-c", spin], cpu_milli=200)
     assert scheduler.final("a").use.cpu_ms < 1_200
+
+
+def test_whole_cores_are_its_own_where_the_operator_wants_that(start, scheduler: SchedulerStandIn, place: Path):
+    agent = start(exclusive_cores=True)
+    if scheduler.declaration.enforcement.value != "enforced" or len(os.sched_getaffinity(0)) < 2:
+        return
+    on = "import os, sys\nfor line in sys.stdin: print(sorted(os.sched_getaffinity(0)), flush=True)\n"
+    for name in ("half", "whole"):
+        os.mkfifo(place / name)
+    writers = {name: os.open(place / name, os.O_RDWR) for name in ("half", "whole")}
+
+    def cores(name: str, answers: int) -> list[int]:
+        os.write(writers[name], b"?\n")
+        return json.loads(poll_until(lambda: scheduler.read_log(name).text.splitlines()[answers - 1 :])[0])
+
+    everything = sorted(os.sched_getaffinity(0))
+    scheduler.give("half", ["sh", "-c", f"exec {sys.executable} -c '{on}' < {place}/half"], cpu_milli=500)
+    scheduler.running("half")
+    assert cores("half", 1) == everything
+    scheduler.give("whole", ["sh", "-c", f"exec {sys.executable} -c '{on}' < {place}/whole"], cpu_milli=1000)
+    scheduler.running("whole")
+    assert len(own := cores("whole", 1)) == 1
+    assert cores("half", 2) == [core for core in everything if core not in own]
+    agent.kill()
+    agent.restart()
+    poll_until(lambda: len(scheduler.declarations) == 2)
+    scheduler.take("whole")
+    scheduler.final("whole")
+    groups = Path(f"/sys/fs/cgroup/cpuset/{agent.group_name}")
+    given = f"{everything[0]}-{everything[-1]}"
+    poll_until(lambda: {path.read_text().strip() for path in groups.glob("*/cpuset.cpus")} == {given}, what="all cores back")
+    assert cores("half", 3) == everything
 
 
 def test_more_disk_than_asked_for_ends_a_task_with_the_numbers(start, scheduler: SchedulerStandIn):
