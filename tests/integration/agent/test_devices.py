@@ -82,7 +82,9 @@ def test_version_2_holds_device_files_by_a_program_in_the_kernel(cards: tuple[Pa
 
 
 def test_the_files_of_a_slice_are_found_where_the_driver_says(tmp_path: Path):
-    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n195 nvidia\n234 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n")
+    (tmp_path / "devices").write_text(
+        "Character devices:\n  1 mem\n195 nvidia\n234 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n"
+    )
     for place, minor in (("gpu0/mig/gi1", 12), ("gpu0/mig/gi1/ci0", 13)):
         directory = tmp_path / "driver/nvidia/capabilities" / place
         directory.mkdir(parents=True)
