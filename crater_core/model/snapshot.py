@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from crater_core.model.allocation import Allocation
 from crater_core.model.node import Node
+from crater_core.model.prices import PriceTable
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.resources import TypicalRequest
 from crater_core.model.service import Service
@@ -59,6 +60,8 @@ class Snapshot:
     allocations: dict[str, Allocation] = field(default_factory=lambda: {})
     policies: dict[str, QuotaPolicy] = field(default_factory=lambda: {})
     services: dict[str, Service] = field(default_factory=lambda: {})
+    prices: PriceTable | None = None
+    """What free room is worth, as far as that has been worked out: its owner puts another in its place between decisions."""
 
     queued: dict[str, Task] = field(default_factory=lambda: {})
     by_node: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))

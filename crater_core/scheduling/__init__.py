@@ -4,6 +4,7 @@ from crater_core.scheduling.admission import admit as admit
 from crater_core.scheduling.cycle import schedule as schedule
 from crater_core.scheduling.explaining import explain as explain
 from crater_core.scheduling.explaining import explain_spec as explain_spec
+from crater_core.scheduling.fragmentation import count_workload as count_workload
 from crater_core.scheduling.fragmentation import learn_workload as learn_workload
 from crater_core.scheduling.overview import PoolView as PoolView
 from crater_core.scheduling.overview import QuotaUse as QuotaUse

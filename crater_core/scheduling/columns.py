@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import GpuDevice, Node, PoolKind, SharingMode
+from crater_core.model.prices import Make
 from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.units import MILLI
@@ -54,6 +55,8 @@ class Columns:
         self.kinds: list[DeviceKind] = []
         self.profiles: list[Node] = []
         """One node of each profile: same labels, pools and runtimes."""
+        self.makes: dict[Make, int] = {}
+        """Every make seen, with its number in the column `make`."""
         self._kind_ids: dict[tuple[object, ...], int] = {}
         self._profile_ids: dict[tuple[object, ...], int] = {}
         self.users: dict[str, int] = {}
@@ -84,6 +87,7 @@ class Columns:
         self.user: IntArray = np.full((count, width), NOBODY, np.int64)
         self.kind: IntArray = np.full((count, width), -1, np.int64)
         self.profile: IntArray = np.full(count, -1, np.int64)
+        self.make: IntArray = np.zeros(count, np.int64)
         self.gpus: IntArray = np.zeros(count, np.int64)
         """Thousandths of all well devices of the node."""
         self.compute_free: IntArray = np.zeros(count, np.int64)
@@ -186,6 +190,7 @@ class Columns:
         self.devices[row] = devices
         self.profile[row] = self._profile_id(node) if node.schedulable else -1
         self.gpus[row] = MILLI * sum(device.healthy for device in devices)
+        self.make[row] = self.makes.setdefault(Make.of(node), len(self.makes))
         self.kind[row] = -1
         for slot, device in enumerate(devices):
             if device.healthy:

@@ -8,32 +8,42 @@ the node cannot run it (too few cores, too few devices, wrong type). The node's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from crater_core.model.node import GpuDevice
+from crater_core.model.prices import PriceTable
 from crater_core.model.resources import GpuRequest, Request, TypicalRequest
 from crater_core.model.task import TaskSpec, TaskType
 from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import CPU, Columns, IntArray
 from crater_core.scheduling.shapes import type_matches
+from crater_core.scheduling.worth import Worth
 
 POPULAR_PERCENT = 95
 """The most frequent requests are kept until they make up this much of the workload."""
 
 
+def count_workload(specs: Iterable[TaskSpec]) -> tuple[TypicalRequest, ...]:
+    """Every request that some tasks make, most frequent first: what prices are worked out from."""
+    counts = Counter(spec.request for spec in specs if spec.type is not TaskType.CONTROL)
+    return tuple(TypicalRequest(request, n) for request, n in sorted(counts.items(), key=lambda item: (-item[1], repr(item[0]))))
+
+
 def learn_workload(specs: Iterable[TaskSpec]) -> tuple[TypicalRequest, ...]:
     """The requests that make up most of some tasks, most frequent first: a value for `Settings.workload`."""
-    counts = Counter(spec.request for spec in specs if spec.type is not TaskType.CONTROL)
-    bound, taken = counts.total() * POPULAR_PERCENT, 0
-    typical: list[TypicalRequest] = []
-    for request, count in sorted(counts.items(), key=lambda item: (-item[1], repr(item[0]))):
+    return popular(count_workload(specs))
+
+
+def popular(workload: Sequence[TypicalRequest]) -> tuple[TypicalRequest, ...]:
+    """Of requests with the most frequent first, those that make up most of them."""
+    bound, taken = sum(one.weight for one in workload) * POPULAR_PERCENT, 0
+    for index, one in enumerate(workload):
         if taken * 100 >= bound:
-            break
-        typical.append(TypicalRequest(request, count))
-        taken += count
-    return tuple(typical)
+            return tuple(workload[:index])
+        taken += one.weight
+    return tuple(workload)
 
 
 def general_workload(columns: Columns) -> tuple[TypicalRequest, ...]:
@@ -61,9 +71,10 @@ class Mix:
     several devices counts as one for a single share.
     """
 
-    def __init__(self, columns: Columns, workload: tuple[TypicalRequest, ...]) -> None:
+    def __init__(self, columns: Columns, workload: tuple[TypicalRequest, ...], prices: PriceTable | None = None) -> None:
         self.columns = columns
-        self._workload = workload
+        self.worth = Worth(columns, prices)
+        self._workload = popular(prices.workload) if prices else workload
         self._typical: tuple[TypicalRequest, ...] = ()
         self._kinds = 0
         self._widths: int = 1
@@ -84,6 +95,7 @@ class Mix:
         if self._declarations == columns.declarations:
             return
         self._declarations = columns.declarations
+        self.worth.refresh()
         typical = self._workload or general_workload(columns)
         now: tuple[tuple[TypicalRequest, ...], int, int] = (typical, len(columns.kinds), columns.compute.shape[1] + 1)
         if now != (self._typical, self._kinds, self._widths):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from crater_core.model.plan import Refused
-from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.prices import PriceTable
+from crater_core.model.resources import TypicalRequest
+from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.fits import Fits
 from crater_core.scheduling.forecast import Forecast
@@ -36,7 +38,7 @@ class Memory:
         self._sizes: dict[Shape, Refused | None] = {}
         self._pools: frozenset[str] = frozenset()
         self._declarations = -1
-        self._settings: Settings | None = None
+        self._expected: tuple[tuple[TypicalRequest, ...], PriceTable | None] | None = None
         self.mix = Mix(self.columns, ())
 
     def fits(self, shape: Shape) -> Fits:
@@ -57,11 +59,11 @@ class Memory:
         return found
 
     def sync(self, snapshot: Snapshot) -> None:
-        if self._settings is not snapshot.settings:
-            if self._settings is None or self._settings.workload != snapshot.settings.workload:
-                self.mix = Mix(self.columns, snapshot.settings.workload)
-                self._fits.clear()
-            self._settings = snapshot.settings
+        expected = snapshot.settings.workload, snapshot.prices
+        if self._expected is None or self._expected[0] != expected[0] or self._expected[1] is not expected[1]:
+            self.mix = Mix(self.columns, *expected)
+            self._fits.clear()
+            self._expected = expected
         self.columns.sync(snapshot)
         self.mix.refresh()
 

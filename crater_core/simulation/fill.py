@@ -12,7 +12,8 @@ from crater_core.model.plan import Admitted
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import TaskSpec
 from crater_core.model.units import MILLI
-from crater_core.scheduling import admit, learn_workload, schedule
+from crater_core.scheduling import admit, count_workload, learn_workload, schedule
+from crater_core.scheduling.prices import price_table
 from crater_core.simulation.traces import Trace, gpu_milli
 
 BATCH = 100
@@ -46,10 +47,12 @@ def inflated(trace: Trace, seed: int, until_percent: int = 130) -> list[TaskSpec
         chosen.append(spec)
 
 
-def fill(trace: Trace, strategy: str, seed: int, until_percent: int = 130) -> Fill:
-    """One run. Equal nodes are taken in an order drawn from the seed, as in the paper's experiment."""
+def fill(trace: Trace, strategy: str, seed: int, until_percent: int = 130, prices: bool = True) -> Fill:
+    """One run. Equal nodes are taken in an order drawn from the seed, as in the paper's experiment. Without prices,
+    `fragmentation_aware` is the paper's own rule.
+    """
     specs = inflated(trace, seed, until_percent)
-    snapshot = filled_from(trace, strategy, seed)
+    snapshot = filled_from(trace, strategy, seed, prices)
     capacity = MILLI * sum(len(node.devices) for node in trace.nodes)
     asked = held = placed = 0
     seen: dict[int, list[float]] = {}
@@ -65,13 +68,15 @@ def fill(trace: Trace, strategy: str, seed: int, until_percent: int = 130) -> Fi
     return Fill(strategy, seed, len(specs), placed, {k: round(float(np.mean(ratios)), 3) for k, ratios in seen.items()})
 
 
-def filled_from(trace: Trace, strategy: str, seed: int) -> Snapshot:
-    """An empty cluster of the trace's nodes, renamed in random order, that knows the trace's workload."""
+def filled_from(trace: Trace, strategy: str, seed: int, prices: bool = True) -> Snapshot:
+    """An empty cluster of the trace's nodes, renamed in random order, that knows the trace's workload, and prices made of it."""
     order = np.random.default_rng(seed + 1_000_003).permutation(len(trace.nodes))
     workload = learn_workload(arrival.spec for arrival in trace.arrivals)
     snapshot = Snapshot(settings=Settings(strategy=strategy, cycle_tasks_max=1_000_000, workload=workload))
     for node, place in zip(trace.nodes, order.tolist(), strict=True):
         step(snapshot, NodeRegistered(replace(node, name=f"{place:06d}-{node.name}")), 0)
+    if prices:
+        snapshot.prices = price_table(trace.nodes, count_workload(arrival.spec for arrival in trace.arrivals))
     return snapshot
 
 

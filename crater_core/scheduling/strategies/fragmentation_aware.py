@@ -1,4 +1,4 @@
-"""The node whose free GPU room stays most useful to the tasks that usually come: fragmentation gradient descent."""
+"""The node whose free room stays most useful to the tasks that usually come: by prices, then by expected fragmentation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArray
+from crater_core.scheduling.worth import least_first
 
 if TYPE_CHECKING:
     from crater_core.scheduling.fits import Fits
@@ -17,15 +18,16 @@ SPARE = 40
 
 
 class FragmentationAware:
-    """The fall of the node's expected fragmentation, squeezed into 0 to 100.
+    """First the node whose free room loses least of its worth, where there are prices. Among equals, and without prices, the
+    fall of the node's expected fragmentation, squeezed into 0 to 100.
 
     Whole scores and a fixed order among equals are part of the method: exact scores spread tasks over equal nodes and eat
-    the idle ones. A share goes to the device where the fall is largest. Types of GPU that other tasks name are spared, in
-    proportion to how much is asked of them: who can run anywhere leaves them to those who cannot.
+    the idle ones. A share goes to the device where both say. Types of GPU that other tasks name are spared, in proportion to
+    how much is asked of them: who can run anywhere leaves them to those who cannot.
     """
 
     def score(self, fits: Fits, rows: IntArray, devices: BoolArray | None) -> IntArray:
-        columns, mix, gpu = fits.columns, fits.mix, fits.shape.gpu
+        columns, mix, gpu, worth = fits.columns, fits.mix, fits.shape.gpu, fits.mix.worth
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
         cpu, room = columns.free[:, CPU].take(rows), columns.compute.take(rows, 0)
@@ -37,22 +39,26 @@ class FragmentationAware:
         at = device_then[:, None] + room
         each = mix.by_device.take(at)
         then = np.add.reduce(each, 1)
+        loss = worth.of_cores(rows, fits.shape.request)
         if gpu is None or devices is None:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
-            return 2 * fall + (columns.gpus.take(rows) == 0)
+            return least_first(loss, 2 * fall + (columns.gpus.take(rows) == 0))
         spared = SPARE - mix.wanted.take(columns.kind[:, 0].take(rows)) * SPARE // MILLI
         if gpu.exclusive:
             then -= gpu.count * mix.by_device.take(device_then + MILLI)
-            return 2 * squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit) + spared
+            fall = squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
+            return least_first(loss + gpu.count * worth.of_whole(rows), 2 * fall + spared)
         share = fits.device_compute.take(columns.kind.take(rows, 0))
         after = mix.by_device.take(np.where(devices, at - share, 0))
         whole_left: IntArray = np.subtract((whole_then + whole)[:, None], full, dtype=np.int64)
         left = mix.by_whole.take(whole_left)
-        falls = np.where(devices, squeeze((now - then)[:, None] + each - after - left, mix.unit), -1)
+        falls = 2 * squeeze((now - then)[:, None] + each - after - left, mix.unit) + spared[:, None]
+        lost = worth.of_shares(rows, room, np.where(devices, room - share, 0))
+        falls = np.where(devices, least_first(loss[:, None] + lost, falls), -1)
         best = falls.argmax(1)
         if gpu.count == 1:
             fits.prefer(rows, best)
-        return 2 * falls.max(1) + spared
+        return falls.max(1)
 
 
 def squeeze(fall: IntArray, unit: int) -> IntArray:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from builders import a_node, a_snapshot, a_task, commit, end
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from crater_core.model.resources import NOTHING, Amounts, GpuRequest, Request, T
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import STRATEGIES, admit, explain, quota_use, schedule
+from crater_core.scheduling.prices import price_table
 
 SHARING = st.sampled_from([SharingMode.EXCLUSIVE, SharingMode.MPS, SharingMode.TIME_SLICE, SharingMode.MIG])
 
@@ -100,6 +102,7 @@ WORKLOAD = (
 )
 EAGER = Settings(hold_after_ms=5, preempt_min_run_ms=0, workload=WORKLOAD)
 """Holds and preemptions happen within the few milliseconds of these stories."""
+PRICED = Settings(strategy="fragmentation_aware")
 Cluster = tuple[list[Node], list[Task], list[QuotaPolicy]]
 
 
@@ -107,14 +110,25 @@ def planned(snapshot: Snapshot, now_ms: int = 10) -> Plan:
     return schedule(snapshot, now_ms)
 
 
+WITH_AND_WITHOUT_PRICES = pytest.mark.parametrize("priced", [False, True], ids=["plain", "priced"])
+
+
+def a_cluster(nodes: list[Node], tasks: list[Task], policies: list[QuotaPolicy], priced: bool) -> Snapshot:
+    """With prices, every task that names no strategy is placed by them."""
+    snapshot = a_snapshot(nodes, tasks, policies, settings=PRICED if priced else None)
+    snapshot.prices = price_table(nodes, WORKLOAD) if priced else None
+    return snapshot
+
+
 def within(policy: Limits, used: Amounts) -> bool:
     pairs = ((policy.gpu_milli, used.gpu_milli), (policy.cpu_milli, used.cpu_milli))
     return all(limit is None or have <= limit for limit, have in pairs)
 
 
-@given(clusters())
-def test_no_node_device_port_or_slot_is_given_twice(cluster: Cluster) -> None:
-    snapshot = a_snapshot(*cluster)
+@WITH_AND_WITHOUT_PRICES
+@given(cluster=clusters())
+def test_no_node_device_port_or_slot_is_given_twice(cluster: Cluster, priced: bool) -> None:
+    snapshot = a_cluster(*cluster, priced)
     commit(snapshot, planned(snapshot))
     assert violations(snapshot) == []
 
@@ -153,18 +167,20 @@ def test_news_are_the_reasons_whose_code_the_tasks_do_not_have_yet(cluster: Clus
         snapshot.advance([replace(snapshot.tasks[task], reason=reason) for task, reason in (plan.news or {}).items()])
 
 
-@given(clusters(), st.randoms(use_true_random=False))
-def test_the_order_in_which_nodes_and_tasks_came_changes_nothing(cluster: Cluster, random: Any) -> None:
+@WITH_AND_WITHOUT_PRICES
+@given(cluster=clusters(), random=st.randoms(use_true_random=False))
+def test_the_order_in_which_nodes_and_tasks_came_changes_nothing(cluster: Cluster, random: Any, priced: bool) -> None:
     nodes, tasks, policies = cluster
-    plan = planned(a_snapshot(nodes, tasks, policies))
+    plan = planned(a_cluster(nodes, tasks, policies, priced))
     random.shuffle(nodes)
     random.shuffle(tasks)
-    assert planned(a_snapshot(nodes, tasks, policies[::-1])) == plan
+    assert planned(a_cluster(nodes, tasks, policies[::-1], priced)) == plan
 
 
-@given(clusters())
-def test_a_plan_checked_again_on_the_same_snapshot_is_the_same(cluster: Cluster) -> None:
-    snapshot = a_snapshot(*cluster)
+@WITH_AND_WITHOUT_PRICES
+@given(cluster=clusters())
+def test_a_plan_checked_again_on_the_same_snapshot_is_the_same(cluster: Cluster, priced: bool) -> None:
+    snapshot = a_cluster(*cluster, priced)
     plan = planned(snapshot)
     for task in snapshot.queued:
         explain(snapshot, task, 10)
@@ -180,6 +196,7 @@ def test_remembered_columns_give_the_plans_of_fresh_ones(cluster: Cluster, data:
         plan = planned(snapshot, now_ms)
         nodes_now, tasks_now = snapshot.nodes.values(), snapshot.tasks.values()
         fresh = a_snapshot(nodes_now, tasks_now, snapshot.policies.values(), settings=EAGER)
+        fresh.prices = snapshot.prices
         fresh.advance(snapshot.allocations.values())
         assert planned(fresh, now_ms) == plan
         for task in snapshot.queued:
@@ -188,18 +205,21 @@ def test_remembered_columns_give_the_plans_of_fresh_ones(cluster: Cluster, data:
             commit(snapshot, plan, now_ms)
         for task in data.draw(st.sets(st.sampled_from(sorted(snapshot.by_task) or [""]))) - {""}:
             end(snapshot, task)
+        if data.draw(st.booleans()):
+            snapshot.prices = price_table(snapshot.nodes.values(), data.draw(st.sampled_from([WORKLOAD, WORKLOAD[:2]])))
         changed = [data.draw(nodes(f"n{i}")) for i in data.draw(st.sets(st.integers(0, 5), max_size=2))]
         snapshot.advance([*changed, data.draw(tasks(f"later{step}"))])
 
 
-@given(clusters(), nodes("spare"))
-def test_more_room_never_makes_a_task_wait_that_fitted_alone(cluster: Cluster, spare: Node) -> None:
+@WITH_AND_WITHOUT_PRICES
+@given(cluster=clusters(), spare=nodes("spare"))
+def test_more_room_never_makes_a_task_wait_that_fitted_alone(cluster: Cluster, spare: Node, priced: bool) -> None:
     some, tasks, policies = cluster
     for task in tasks:
-        fits = bool(planned(a_snapshot(some, [task], policies)).placements)
+        fits = bool(planned(a_cluster(some, [task], policies, priced)).placements)
         wider = [replace(node, allocatable=node.allocatable + Amounts(1000, 2**30, 2**30)) for node in some]
         for more in ([*some, spare], wider):
-            assert bool(planned(a_snapshot(more, [task], policies)).placements) >= fits
+            assert bool(planned(a_cluster(more, [task], policies, priced)).placements) >= fits
 
 
 @given(clusters())
