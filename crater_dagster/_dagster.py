@@ -285,3 +285,8 @@ def forget_messages(handler: Any) -> None:
         with queue.mutex:
             queue.queue.clear()
     handler._opened_count = handler._closed_count = 0
+
+
+def settle_writers(handler: Any) -> None:
+    """The program has ended: who has not opened Pipes by now was not going to. In a gang often only the first member does."""
+    handler._expected_writers = max(1, min(handler._expected_writers, handler._opened_count))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from crater_dagster._dagster import (
     find_launch,
     forget_messages,
     record_launch,
+    settle_writers,
 )
 from crater_dagster.config import group_of
 from crater_dagster.connect import client_of
@@ -35,8 +35,8 @@ from crater_dagster.moving import is_being_moved
 from crater_dagster.options import from_tags, merge, pools_of, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.pipes_context import in_parts, is_too_large
-from crater_dagster.pipes_output import TaskOutput
-from crater_dagster.pipes_reader import MessageLines, TaskOutputReader
+from crater_dagster.pipes_gang import GangOutput
+from crater_dagster.pipes_reader import TaskOutputReader
 from crater_dagster.reasons import figures, how_it_ended, sentence, why_it_waits
 
 Context = OpExecutionContext | AssetExecutionContext
@@ -93,17 +93,19 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
             {"resources": {**options.get("resources", {}), **(resources or {})}, "env": dict(env or {})},
         )
         program = [command] if isinstance(command, str) else list(command)
-        reader = TaskOutputReader()
+        members = int(wanted.get("members_max") or wanted.get("members") or 1)
+        reader = TaskOutputReader(members)
         with open_pipes_session(context, PipesEnvContextInjector(), reader, dict(extras or {})) as session:
             task = self._task(context, wanted, program, dict(session.get_bootstrap_env_vars()), name)
             mark = _fingerprint({**wanted, "command": program, "extras": dict(extras or {})})
             with client_of(context.instance, self._connection, retry_for_s=UNREACHABLE_S) as client:
                 first = self._launch(client, context, task, mark)
                 try:
-                    last = self._follow(client, context, first, reader)
+                    last = self._follow(client, context, first, reader, members)
                 except DagsterExecutionInterruptedError:
                     self._interrupted(client, context, first)
                     raise
+            settle_writers(session.message_handler)
             self._judge(context, last, session.message_handler, mark, expect_messages)
         return PipesClientCompletedInvocation(session, metadata=figures(last))
 
@@ -165,15 +167,8 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
 
     # While it runs
 
-    def _follow(self, client: CraterClient, context: Context, view: TaskView, reader: TaskOutputReader) -> TaskView:
-        lines = MessageLines(reader.handler.handle_message, _to(sys.stderr))
-
-        def begin_again() -> None:
-            context.log.info("The task runs again on another node: what it has reported so far does not count.")
-            forget_messages(reader.handler)
-            lines.forget()
-
-        output = TaskOutput(client, {"stdout": _to(sys.stdout), "stderr": lines.feed}, begin_again)
+    def _follow(self, client: CraterClient, context: Context, view: TaskView, reader: TaskOutputReader, members: int) -> TaskView:
+        output = GangOutput(client, members, reader.handler.handle_message, lambda: self._begin_again(context, reader))
         output.start()
         told: str | None = None
         try:
@@ -185,10 +180,13 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
                 view = client.task(view.id, after=view.revision, wait_s=25.0)
             for problem in output.finish(OUTPUT_S):
                 context.log.warning(f"The output of task {view.id}: {problem}")
-            lines.end()
         finally:
             output.close()
         return view
+
+    def _begin_again(self, context: Context, reader: TaskOutputReader) -> None:
+        context.log.info("The task runs again: what it has reported so far does not count.")
+        forget_messages(reader.handler)
 
     def _interrupted(self, client: CraterClient, context: Context, view: TaskView) -> None:
         """A person has ended the run, or this process is only being moved: then the program goes on, and is found again."""
@@ -215,16 +213,6 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
             f"Task {view.id} on node {view.node} ended with exit code 0, but never opened Dagster Pipes. "
             "Use `with open_dagster_pipes()` in the program, or pass expect_messages=False."
         )
-
-
-def _to(stream: Any) -> Any:
-    """Bytes of another program into one of this process's text streams, at once."""
-
-    def write(data: bytes) -> None:
-        stream.write(data.decode("utf-8", "replace"))
-        stream.flush()
-
-    return write
 
 
 def _tell(context: Context, view: TaskView, told: str | None) -> str | None:

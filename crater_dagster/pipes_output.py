@@ -15,13 +15,20 @@ TRIES_AFTER_END = 10
 
 
 class TaskOutput:
-    """One thread a stream. `heard` takes every change of the task; `finish` waits until its last output has been handed on."""
+    """Of one member of the task, by one thread a stream. `heard` takes every change of the task; `finish` waits until the
+    last output has been handed on. `deliver` is held while bytes are handed on, and while an attempt gives way to the next."""
 
     def __init__(
-        self, client: CraterClient, sinks: Mapping[str, Callable[[bytes], None]], on_new_attempt: Callable[[], None]
+        self,
+        client: CraterClient,
+        sinks: Mapping[str, Callable[[bytes], None]],
+        on_new_attempt: Callable[[], None],
+        member: int = 0,
+        deliver: threading.RLock | None = None,
     ) -> None:
         self._client, self._sinks, self._on_new_attempt = client, dict(sinks), on_new_attempt
-        self._changed, self._deliver = threading.Condition(), threading.Lock()
+        self._member = member
+        self._changed, self._deliver = threading.Condition(), deliver or threading.RLock()
         self._view: TaskView | None = None
         self._allocation: str | None = None
         self._closed = False
@@ -39,10 +46,11 @@ class TaskOutput:
     def heard(self, view: TaskView) -> None:
         with self._deliver, self._changed:
             self._view = view
-            if view.allocation is not None and view.allocation != self._allocation:
+            newest = view.allocation_of(self._member)
+            if newest is not None and newest != self._allocation:
                 if self._allocation is not None:
                     self._on_new_attempt()
-                self._allocation = view.allocation
+                self._allocation = newest
             self._changed.notify_all()
 
     def finish(self, timeout_s: float) -> list[str]:

@@ -72,8 +72,14 @@ def _message(text: bytes) -> dict[str, Any] | None:
 class TaskOutputReader(PipesMessageReader):
     """Tells the program to write messages to stderr, which is unbuffered; the client feeds what the scheduler reads of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, writers: int = 1) -> None:
         self.handler: Any = None
+        self._writers = writers
+
+    @property
+    def expected_writer_count(self) -> int:
+        """Every member of a gang may open Pipes of its own."""
+        return self._writers
 
     @contextlib.contextmanager
     def read_messages(self, handler: Any) -> Iterator[dict[str, Any]]:

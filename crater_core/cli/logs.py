@@ -27,6 +27,7 @@ def logs(
     task_id: TaskId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")] = False,
     stream: Annotated[Which, typer.Option(help="Which of the two.")] = "both",
+    member: Annotated[int, typer.Option(min=0, help="Which member of a gang.")] = 0,
     allocation: Annotated[str | None, typer.Option(help="Of an earlier attempt; `crater show --json` names the last.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print both as text in one JSON object.")] = False,
 ) -> None:
@@ -43,13 +44,14 @@ def logs(
         if follow:
             task = crater.task(task_id)
             try:
-                follow_output(crater, task, wanted)
+                follow_output(crater, task, wanted, member)
             except KeyboardInterrupt:
                 detached(task_id)
                 raise typer.Exit(INTERRUPTED) from None
             if not task.ended:
                 err().print(outcome_line(crater.task(task_id)))
             return
+        allocation = allocation or _allocation_of(crater, task_id, member)
         if as_json:
             texts = {one: b"".join(_pieces(crater, task_id, one, allocation)).decode("utf-8", "replace") for one in wanted}
             print_json({"task": task_id, **texts})
@@ -63,9 +65,22 @@ def logs(
             err().print(Text.assemble(("No output so far: ", "dim"), outcome_line(crater.task(task_id))))
 
 
-def follow_output(crater: CraterClient, task: TaskView, wanted: tuple[Stream, ...] = ("stdout", "stderr")) -> None:
+def _allocation_of(crater: CraterClient, task_id: str, member: int) -> str | None:
+    """None, which stands for the last attempt, where the first member is meant."""
+    if member == 0:
+        return None
+    task = crater.task(task_id)
+    found = task.allocation_of(member)
+    if found is None:
+        raise InvalidRequest(f"--member: the last attempt of {task_id} has {len(task.allocations)} member(s), counted from 0")
+    return found
+
+
+def follow_output(
+    crater: CraterClient, task: TaskView, wanted: tuple[Stream, ...] = ("stdout", "stderr"), member: int = 0
+) -> None:
     """Pass a task's output on as it comes, until it has ended."""
-    for stream, data in crater.follow_logs(task.id):
+    for stream, data in crater.follow_logs(task.id, member):
         if stream in wanted:
             write(stream, data)
 

@@ -88,13 +88,14 @@ def _doing(task: TaskView) -> str:
 # Output
 
 
-def follow_logs(task_id: str) -> Generator[Step, Any, None]:
-    """Emits (stream, bytes) as they are written, through every attempt, until the task has ended and all is read."""
+def follow_logs(task_id: str, member: int = 0) -> Generator[Step, Any, None]:
+    """Emits (stream, bytes) as one member writes them, through every attempt, until the task has ended and all is read."""
     task = yield from ask(calls.task(task_id))
     read_of: str | None = None
     while True:
-        if task.allocation is not None and task.allocation != read_of and (task.ended or task.started_at_ms is not None):
-            read_of = task.allocation
+        newest = task.allocation_of(member)
+        if newest is not None and newest != read_of and (task.ended or task.started_at_ms is not None):
+            read_of = newest
             yield from _follow_attempt(task_id, read_of)
             task = yield from ask(calls.task(task_id))
         elif task.ended:
@@ -146,9 +147,10 @@ def _moved_on(task_id: str, allocation: str) -> Generator[Step, Any, bool]:
     """The node cannot be asked: has the scheduler gone on without it? When the task has ended, the error is told."""
     yield Pause(1.0)
     task = yield from ask(calls.task(task_id))
-    if task.ended and task.allocation == allocation:
+    current = allocation in task.allocations
+    if task.ended and current:
         yield from ask(calls.logs(task_id, limit=1, allocation=allocation, patience_s=0.0))
-    return task.allocation != allocation or task.status == "queued"
+    return not current or task.status == "queued"
 
 
 # Services

@@ -154,9 +154,9 @@ class CraterClient:
         """A piece of the last attempt's output (or of `allocation`), from `offset` on."""
         return self._send(calls.logs(task_id, stream, offset, limit, wait_s, allocation))
 
-    def follow_logs(self, task_id: str) -> Iterator[tuple[Stream, bytes]]:
-        """Both streams as they are written, through every attempt, until the task has ended."""
-        return self._each(flows.follow_logs(task_id))
+    def follow_logs(self, task_id: str, member: int = 0) -> Iterator[tuple[Stream, bytes]]:
+        """Both streams as they are written, through every attempt, until the task has ended; of one member of a gang."""
+        return self._each(flows.follow_logs(task_id, member))
 
     def explain(self, task_id: str) -> ExplanationView:
         return self._send(calls.explain(task_id))

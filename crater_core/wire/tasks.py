@@ -214,6 +214,8 @@ class TaskView(Outgoing):
     """Of a gang: how many it has in this attempt, or the most that it asks for while it waits."""
     nodes: list[str] = []
     """Where its members are, in their order."""
+    allocations: list[str] = []
+    """Of the last attempt, in the order of `nodes`."""
     devices: list[GrantView] = []
     ports: list[int] = []
     submitted_at_ms: int
@@ -237,6 +239,10 @@ class TaskView(Outgoing):
     def ended(self) -> bool:
         return TaskStatus(self.status).ended
 
+    def allocation_of(self, member: int) -> str | None:
+        """Of one member of the last attempt; None where that attempt has no such member, or where there is none yet."""
+        return self.allocations[member] if member < len(self.allocations) else None
+
 
 def task_view(
     task: Task,
@@ -250,6 +256,7 @@ def task_view(
     spec, first = task.spec, next((a for a in allocations if a.member == 0), None)
     until_ms = task.ended_at_ms if task.ended_at_ms is not None else now_ms
     queued = task.status is TaskStatus.QUEUED
+    in_order = sorted(allocations, key=lambda a: a.member)
     held_hours = [(a.held, (a.ended_at_ms or now_ms) - a.assigned_at_ms) for a in allocations]
     return TaskView(
         id=task.id,
@@ -271,7 +278,8 @@ def task_view(
         node=first.node if first else None,
         allocation=first.id if first else None,
         members=len(allocations) or spec.members,
-        nodes=[a.node for a in sorted(allocations, key=lambda a: a.member)],
+        nodes=[a.node for a in in_order],
+        allocations=[a.id for a in in_order],
         devices=[GrantView.of(grant) for a in allocations for grant in a.grants],
         ports=[port for a in allocations for port in a.ports[: spec.request.ports]],
         submitted_at_ms=task.submitted_at_ms,

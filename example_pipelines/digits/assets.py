@@ -71,7 +71,7 @@ def features() -> MaterializeResult:
 def trained_model(context: AssetExecutionContext, pipes_crater: PipesCraterClient) -> MaterializeResult:
     """Trained by the stand-alone train.py on half a GPU: the step itself only waits for it, and holds no GPU."""
     files = DigitsFiles()
-    written = files.new_model_path(context.run_id)
+    written = files.new_model_path(context.run.run_id)
     trained = pipes_crater.run(
         context=context,
         name="train.py",

@@ -17,6 +17,9 @@ from crater_dagster import (
     crater_tags,
     inference_service_asset,
 )
+from example_pipelines.recipes.gang import gang_model
+from example_pipelines.recipes.partitions import daily_report
+from example_pipelines.recipes.small_steps import many_small_steps
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -299,9 +302,9 @@ served = inference_service_asset(
 scaler = build_autoscale_sensor("served", AutoscaleRule(up_for_ms=0, down_for_ms=0, cooldown_ms=0))
 
 defs = dg.Definitions(
-    assets=[left, right, both, told, told_much, served],
+    assets=[left, right, both, told, told_much, served, gang_model, daily_report],
     sensors=[scaler],
-    resources={"pipes": PipesCraterClient(), "crater": CraterResource()},
+    resources={"pipes": PipesCraterClient(), "pipes_crater": PipesCraterClient(), "crater": CraterResource()},
     jobs=[
         dg.define_asset_job("loop", selection=["left", "right", "both"], executor_def=crater_executor),
         dg.define_asset_job("telling", selection=["told"], executor_def=crater_executor),
@@ -320,6 +323,9 @@ defs = dg.Definitions(
         interrupted,
         speaking,
         talking,
+        many_small_steps,
+        dg.define_asset_job("gang_training", selection=[gang_model], executor_def=crater_executor),
+        dg.define_asset_job("daily_reports", selection=[daily_report], executor_def=crater_executor),
         waiting,
         surviving,
         spreading,
