@@ -1,8 +1,12 @@
-"""Where the cluster's state lives: one protocol, in memory or in SQLite."""
+"""Where the cluster's state lives: one protocol, in memory, SQLite, PostgreSQL or etcd."""
 
 from crater_core.store.memory import MemoryStore as MemoryStore
+from crater_core.store.protocol import Commit as Commit
 from crater_core.store.protocol import Committed as Committed
+from crater_core.store.protocol import Leader as Leader
 from crater_core.store.protocol import Loaded as Loaded
+from crater_core.store.protocol import PortableStore as PortableStore
+from crater_core.store.protocol import SharedStore as SharedStore
 from crater_core.store.protocol import Store as Store
 from crater_core.store.protocol import StoredEvent as StoredEvent
 from crater_core.store.protocol import StoredTask as StoredTask

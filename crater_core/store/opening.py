@@ -1,4 +1,4 @@
-"""Opens the store that a URL names: sqlite:///PATH, postgresql://USER@HOST/NAME, or etcd+http://HOST:2379,http://HOST:2379."""
+"""Opens the store that a URL names: sqlite:///PATH, postgresql://USER@HOST/NAME, or etcd+http://HOST:2379,...#PREFIX."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def open_store(url: str) -> PortableStore:
         except ImportError as error:
             raise _not_installed("PostgreSQL", "postgres", error) from error
         return PostgresStore(url)
+    if url.startswith("etcd+"):
+        try:
+            from crater_core.store.etcd import EtcdStore
+        except ImportError as error:
+            raise _not_installed("etcd", "etcd", error) from error
+        endpoints, _, prefix = url.removeprefix("etcd+").partition("#")
+        return EtcdStore(endpoints.split(","), prefix or "/crater/")
     raise BadConfiguration(f"no store can be opened at {shown(url)}; expected sqlite:///, postgresql:// or etcd+http://")
 
 

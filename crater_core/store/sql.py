@@ -36,6 +36,12 @@ def put_statement(table: Table) -> str:
     return f"{sql} ON CONFLICT ({known}) DO UPDATE SET {changed}"
 
 
+def replace_statement(table: Table) -> str:
+    """Puts the whole row, whatever was there."""
+    columns = ", ".join(f'"{name}"' for name in table.columns)
+    return f"INSERT OR REPLACE INTO {table.name} ({columns}) VALUES ({', '.join('?' * len(table.columns))})"  # noqa: S608
+
+
 PUTS = {name: put_statement(table) for name, table in TABLES.items()}
 REMOVE = "DELETE FROM objects WHERE kind = ? AND id = ?"
 

@@ -13,8 +13,8 @@ from typing import Any
 from crater_core.errors import StaleRevision, StaleTerm
 from crater_core.lifecycle.changes import Changes
 from crater_core.store.protocol import Committed, Loaded, SubmitKey
-from crater_core.store.rows import TABLES, Row, rows_of
-from crater_core.store.sql import Query, SqlReads, fill, prune, select_all, write_rows
+from crater_core.store.rows import TABLES, Row, Rows, rows_of
+from crater_core.store.sql import REMOVE, Query, SqlReads, fill, prune, replace_statement, select_all, write_rows
 from crater_core.store.sqlite_file import FileLock, connect, migrate, unavailable
 
 
@@ -27,15 +27,15 @@ class _Reader:
 class SqliteStore(SqlReads):
     """Implements `PortableStore`. A connection to write, one for lists, one for single rows; with a WAL none waits."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        self._path, self._durable = path, durable
         self._write_lock = threading.Lock()
         self._writer: sqlite3.Connection | None = None
         self._lists, self._points = _Reader(), _Reader()
         self._file_lock = FileLock(path)
         try:
             migrate(path)
-            with self._transaction():
+            with self.transaction():
                 pass
         except BaseException:
             self.close()
@@ -45,7 +45,7 @@ class SqliteStore(SqlReads):
         """Take the writer's lock and begin a transaction. `_end` or `_undo` gives the lock back, whatever happens."""
         self._write_lock.acquire()
         try:
-            self._writer = self._writer or connect(self._path)
+            self._writer = self._writer or connect(self._path, self._durable)
             self._writer.execute("BEGIN IMMEDIATE")
         except BaseException as error:
             self._undo(error)
@@ -77,7 +77,7 @@ class SqliteStore(SqlReads):
             self._write_lock.release()
 
     @contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         db = self._begin()
         try:
             yield db
@@ -91,7 +91,7 @@ class SqliteStore(SqlReads):
         reader = reader or self._lists
         with reader.lock:
             try:
-                reader.connection = reader.connection or connect(self._path)
+                reader.connection = reader.connection or connect(self._path, self._durable)
                 yield reader.connection
             except sqlite3.Error as error:
                 _close(reader.connection)
@@ -102,17 +102,17 @@ class SqliteStore(SqlReads):
     def _view(self, point: bool = False) -> Generator[Query]:
         if point:
             with self._reading(self._points) as db:
-                yield _query_on(db)
+                yield query_on(db)
             return
         with self._reading(self._lists) as db:
             db.execute("BEGIN")
             try:
-                yield _query_on(db)
+                yield query_on(db)
             finally:
                 db.execute("ROLLBACK")
 
     def begin_term(self) -> int:
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("UPDATE standing SET term = term + 1")
             return int(db.execute("SELECT term FROM standing").fetchone()[0])
 
@@ -146,8 +146,8 @@ class SqliteStore(SqlReads):
         return finish
 
     def prune(self, ended_before_ms: int, tasks_max: int, usage_before_ms: int, step: int = 1000, term: int | None = None) -> int:
-        with self._transaction() as db:
-            query = _query_on(db)
+        with self.transaction() as db:
+            query = query_on(db)
             term_now = query("SELECT term FROM standing")[0][0]
             if term not in (None, term_now):
                 raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
@@ -160,10 +160,19 @@ class SqliteStore(SqlReads):
         return Loaded(revision, term, sequence), ((name, row) for name, rows in found.items() for row in rows)
 
     def fill(self, standing: Loaded, rows: Iterable[tuple[str, Row]]) -> None:
-        with self._transaction() as db:
+        with self.transaction() as db:
             fill(db.executemany, rows)
             sql = "UPDATE standing SET revision = ?, sequence = ?, term = max(term, ?) + 1"
             db.execute(sql, (standing.revision, standing.sequence, standing.term))
+
+    def replay(self, commits: Sequence[Rows]) -> None:
+        """Take in commits that another store has made, in order; one that is here already does no harm."""
+        with self.transaction() as db:
+            for rows in commits:
+                for name, found in rows.tables.items():
+                    db.executemany(replace_statement(TABLES[name]), found)
+                db.executemany(REMOVE, rows.removed)
+                db.execute("UPDATE standing SET revision = ?, sequence = ?", (rows.revision, rows.sequence))
 
     def close(self) -> None:
         for connection in (self._writer, self._lists.connection, self._points.connection):
@@ -177,7 +186,7 @@ def _close(connection: sqlite3.Connection | None) -> None:
         connection.close()
 
 
-def _query_on(db: sqlite3.Connection) -> Query:
+def query_on(db: sqlite3.Connection) -> Query:
     def query(sql: str, values: Sequence[Any] = ()) -> Sequence[Row]:
         return db.execute(sql, values).fetchall()
 

@@ -19,12 +19,12 @@ APPLICATION_ID = 0x43524154
 """Marks the file as Crater's ("CRAT"), so that another program's database is not taken over by mistake."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode, durable on every commit."""
+def connect(path: Path, durable: bool = True) -> sqlite3.Connection:
+    """A connection in autocommit mode, durable on every commit unless the file is only a copy."""
     db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256)
     try:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         db.execute("PRAGMA journal_size_limit = 67108864")
         db.execute("PRAGMA temp_store = MEMORY")
     except BaseException:

@@ -19,12 +19,13 @@ from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.model.usage import UsageRecord
 from crater_core.store import MemoryStore, SqliteStore, Store, SubmitKey, TaskFilter
+from crater_core.store.etcd import EtcdStore
 from crater_core.store.postgres import PostgresStore
 
 Maker = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "etcd"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made: Store
     match request.param:
@@ -32,6 +33,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             made = MemoryStore()
         case "sqlite":
             made = SqliteStore(tmp_path / "crater.db")
+        case "etcd":
+            made = EtcdStore([request.getfixturevalue("etcd_server").url], f"/{tmp_path.name}/")
         case _:
             made = PostgresStore(request.getfixturevalue("postgres_server").database())
     yield made
