@@ -1,19 +1,22 @@
-"""`crater usage`: hours held, as a table, CSV or JSON."""
+"""`crater usage`, `crater shares`: hours held, and what each project holds now and lately."""
 
 from __future__ import annotations
 
 import csv
 import sys
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import Json, client, option, out, print_json
+from crater_core.cli.session import Json, client, note, option, out, print_json
 from crater_core.cli.show import NOTHING, clean, now_ms, print_or_say, table
 from crater_core.errors import InvalidRequest
-from crater_core.model.units import parse_duration_ms
+from crater_core.model.units import parse_duration_ms, show_duration, show_milli
+
+if TYPE_CHECKING:
+    from crater_core.wire.usage import ShareView
 
 By = Literal["project", "user", "quota_policy", "node", "task", "name"]
 
@@ -64,6 +67,31 @@ def usage(
     print_or_say(out(), shown, "Nothing was held in that time.")
 
 
+def shares(as_json: Json = False) -> None:
+    """What part of the cluster each project holds, and held on average lately.
+
+    Among waiting tasks of one priority, the project with the smaller share goes first.
+    """
+    with client() as crater:
+        page = crater.shares()
+    if as_json:
+        print_json(page)
+        return
+    columns = ("PROJECT", "SHARE", "HOLDS", "LATELY", "GPU", "CPU", "WEIGHT")
+    shown = table(*columns, right=columns[1:], wrap=("PROJECT",))
+    for one in page.shares:
+        parts = (f"{milli / 10:.1f} %" for milli in (one.share_milli, one.held_milli, one.average_milli))
+        amounts = (f"{show_milli(now)} ({show_milli(past)})" for now, past in _now_and_lately(one))
+        shown.add_row(Text(clean(one.project)), *parts, *amounts, show_milli(one.weight_milli))
+    print_or_say(out(), shown, "No project holds anything, or did lately.")
+    if page.shares and page.half_life_ms:
+        note(f"Lately, and in brackets: the average, in which use counts half after {show_duration(page.half_life_ms)}.")
+
+
+def _now_and_lately(one: ShareView) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (one.held.gpu_milli, one.average.gpu_milli), (one.held.cpu_milli, one.average.cpu_milli)
+
+
 def _hours(hours: float) -> str:
     return NOTHING if hours == 0 else f"{hours:,.2f}" if hours >= 1 else f"{hours:.4f}"
 
@@ -92,3 +120,4 @@ def _date_ms(text: str) -> int:
 
 def register(app: typer.Typer) -> None:
     app.command("usage", rich_help_panel="Cluster")(usage)
+    app.command("shares", rich_help_panel="Cluster")(shares)

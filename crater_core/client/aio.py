@@ -22,7 +22,7 @@ from crater_core.errors import CraterError
 from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
-from crater_core.wire.usage import Health, UsageReport
+from crater_core.wire.usage import Health, SharePage, UsageReport
 
 T = TypeVar("T")
 
@@ -197,6 +197,10 @@ class AsyncCraterClient:
 
     async def remove_quota(self, name: str) -> None:
         await self._send(calls.remove_quota(name))
+
+    async def shares(self) -> SharePage:
+        """What part of the cluster each project holds, and held on average lately: fair share goes by both."""
+        return await self._send(calls.shares())
 
     async def usage(self, by: str = "project", from_ms: int | None = None, to_ms: int | None = None) -> UsageReport:
         """Hours held between two times, by project, user, quota_policy, node, task or name."""

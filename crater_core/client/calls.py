@@ -20,7 +20,7 @@ from crater_core.errors import InvalidRequest
 from crater_core.wire.nodes import NodePage, NodeView, PoolPage, PoolView, QuotaBody, QuotaPage, QuotaView
 from crater_core.wire.services import ServiceBody, ServicePage, ServiceView
 from crater_core.wire.tasks import EventPage, EventView, ExplanationView, TaskChanges, TaskPage, TaskSubmission, TaskView
-from crater_core.wire.usage import Health, UsageReport
+from crater_core.wire.usage import Health, SharePage, UsageReport
 
 T = TypeVar("T")
 View = TypeVar("View", bound=BaseModel)
@@ -233,6 +233,10 @@ def set_quota(name: str, body: QuotaBody | Mapping[str, Any]) -> Call[QuotaView]
 
 def remove_quota(name: str) -> Call[None]:
     return Call("DELETE", f"/v1/quotas/{_part(name, 'name')}", lambda answer: None, gone_is_done=True)
+
+
+def shares() -> Call[SharePage]:
+    return _get("/v1/shares", SharePage)
 
 
 def usage(by: str, from_ms: int | None, to_ms: int | None) -> Call[UsageReport]:

@@ -23,6 +23,7 @@ from crater_core.lifecycle.inputs import (
     TaskSubmitted,
     Tick,
 )
+from crater_core.lifecycle.past import averages_moved
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.reason import ReasonCode
 from crater_core.model.snapshot import Snapshot
@@ -38,7 +39,7 @@ def apply(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
     than tasks and allocations must exist: the caller looks them up first.
     """
     changes = _dispatch(snapshot, happened, now_ms)
-    return changes + _replicas_that_fell(snapshot, changes, now_ms)
+    return changes + _replicas_that_fell(snapshot, changes, now_ms) + averages_moved(snapshot, changes.puts, now_ms)
 
 
 def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:

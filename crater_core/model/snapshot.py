@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from crater_core.model.allocation import Allocation
 from crater_core.model.node import Node
+from crater_core.model.past import PastUse
 from crater_core.model.prices import PriceTable
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.resources import TypicalRequest
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskStatus
 
-Entity = Node | Task | Allocation | QuotaPolicy | Service
+Entity = Node | Task | Allocation | QuotaPolicy | Service | PastUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class Settings:
     """A task is not preempted more often than this."""
     project_weights: dict[str, int] = field(default_factory=lambda: {})
     """Thousandths; 1000 where a project is not named. Twice the weight deserves twice the share."""
+    fair_share_half_life_ms: int = 7 * 86_400_000
+    """How long ago use counts half in a project's share; 0: only what it holds now counts."""
+    raise_after_ms: int = 43_200_000
+    """Each so long of waiting makes a task's priority count 10 more; 0: never."""
     workload: tuple[TypicalRequest, ...] = ()
     """What tasks usually ask for, most frequent first: what `fragmentation_aware` keeps room for. Empty: a general mix."""
 
@@ -62,6 +67,8 @@ class Snapshot:
     services: dict[str, Service] = field(default_factory=lambda: {})
     prices: PriceTable | None = None
     """What free room is worth, as far as that has been worked out: its owner puts another in its place between decisions."""
+    past: dict[str, PastUse] = field(default_factory=lambda: {})
+    """By project."""
 
     queued: dict[str, Task] = field(default_factory=lambda: {})
     by_node: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))
@@ -93,6 +100,8 @@ class Snapshot:
                     self.policies[entity.name] = entity
                 case Service():
                     self.services[entity.name] = entity
+                case PastUse():
+                    self.past[entity.name] = entity
         for kind, name in removed:
             self._remove(kind, name)
 

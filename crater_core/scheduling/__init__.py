@@ -7,10 +7,12 @@ from crater_core.scheduling.explaining import explain_spec as explain_spec
 from crater_core.scheduling.fragmentation import count_workload as count_workload
 from crater_core.scheduling.fragmentation import learn_workload as learn_workload
 from crater_core.scheduling.overview import PoolView as PoolView
+from crater_core.scheduling.overview import ProjectShare as ProjectShare
 from crater_core.scheduling.overview import QuotaUse as QuotaUse
 from crater_core.scheduling.overview import device_use as device_use
 from crater_core.scheduling.overview import free_amounts as free_amounts
 from crater_core.scheduling.overview import pool_overview as pool_overview
+from crater_core.scheduling.overview import project_shares as project_shares
 from crater_core.scheduling.overview import quota_use as quota_use
 from crater_core.scheduling.strategies import STRATEGIES as STRATEGIES
 from crater_core.scheduling.strategies import Strategy as Strategy

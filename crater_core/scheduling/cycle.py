@@ -16,7 +16,7 @@ from crater_core.scheduling.fits import NEVER, Fits
 from crater_core.scheduling.keeping import Keeping
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
-from crater_core.scheduling.order import Order
+from crater_core.scheduling.order import Order, Ranks
 from crater_core.scheduling.preemption import choose_victims
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, listed
@@ -53,7 +53,7 @@ class Cycle:
         held = memory.columns.held_in_all
         self.ledger = Ledger(memory.columns)
         self.quotas = QuotaBook(snapshot.policies, held)
-        self.shares = Shares(memory.columns, held, snapshot.settings.project_weights)
+        self.shares = Shares(memory.columns, held, snapshot.settings, snapshot.past, now_ms)
         self.neighbours = Neighbours(snapshot)
         self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
         self.placements: list[Placement] = []
@@ -69,7 +69,7 @@ class Cycle:
 
     def run(self) -> Plan:
         self._preemptors_first()
-        order = Order(self.memory.queue.lanes.values(), self.shares)
+        order = Order(self.memory.queue.lanes.values(), self.shares, Ranks(self.snapshot.settings, self.now_ms))
         for lane, start in islice(order, self.snapshot.settings.cycle_tasks_max):
             task = lane.places[start][1]
             reason = None if task in self._settled else self._place(lane, task)

@@ -16,6 +16,7 @@ from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
+from crater_core.scheduling.order import Ranks
 from crater_core.scheduling.quotas import QuotaBook, held_of, listed
 from crater_core.scheduling.shapes import shape_of
 from crater_core.scheduling.spread import Neighbours, kept_apart, whom
@@ -34,7 +35,7 @@ def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
         return _explain(snapshot, memory, task.spec, task_id, task.reason, None, now_ms)
     reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
     waits = reason or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
-    return _explain(snapshot, memory, task.spec, task_id, waits, _position(snapshot, memory, task), now_ms)
+    return _explain(snapshot, memory, task.spec, task_id, waits, _position(snapshot, memory, task, now_ms), now_ms)
 
 
 def explain_spec(snapshot: Snapshot, spec: TaskSpec, now_ms: int) -> Explanation:
@@ -106,17 +107,18 @@ def _explain(
     return Explanation(task, shape.strategy, reason, candidates, position)
 
 
-def _position(snapshot: Snapshot, memory: Memory, task: Task) -> int | None:
+def _position(snapshot: Snapshot, memory: Memory, task: Task, now_ms: int) -> int | None:
     mine = memory.queue.lane_of(task.id)
     if mine is None:
         return None
-    shares = Shares(memory.columns, memory.columns.held_in_all, snapshot.settings.project_weights)
-    rank, place = (not mine.control, -mine.priority, shares.of(mine.project)), (task.queued_at_ms, task.id)
-    ahead = 0
+    shares = Shares(memory.columns, memory.columns.held_in_all, snapshot.settings, snapshot.past, now_ms)
+    ranks, place, share = Ranks(snapshot.settings, now_ms), (task.queued_at_ms, task.id), shares.of(mine.project)
+    rank, ahead = ranks.of(mine, place), 0
     for lane in memory.queue.lanes.values():
-        other = (not lane.control, -lane.priority, shares.of(lane.project))
-        if other < rank:
-            ahead += len(lane.places)
-        elif other == rank:
-            ahead += bisect_left(lane.places, place)
+        before, equal = ranks.ahead_in(lane, rank)
+        other = shares.of(lane.project)
+        if other < share:
+            ahead += equal
+        else:
+            ahead += before if other > share else min(max(before, bisect_left(lane.places, place)), equal)
     return ahead + 1

@@ -1,20 +1,66 @@
-"""Who is next: control tasks, then priority, then the project that holds less of the cluster, then age."""
+"""Who is next: control tasks, then priority, raised by waiting, then the project with the smaller share, then age."""
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from crater_core.model.snapshot import Settings
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.queue import Lane, Place
 
+RAISE = 10
+"""By how much a task's priority counts for more after each `raise_after_ms` of waiting. It has no upper end, so whoever comes
+long enough after a task cannot go before it: see `passed_at_most_ms`."""
+Rank = tuple[int, int]
+"""Smaller goes first: control tasks, then the priority that counts, negated."""
+
+
+def passed_at_most_ms(priority: int, settings: Settings) -> int | None:
+    """The bound on being passed: a task that entered the queue so long after one of this priority never goes before it. None:
+    waiting raises nobody, so there is no bound.
+    """
+    if not settings.raise_after_ms:
+        return None
+    return ((100 - priority) // RAISE + 1) * settings.raise_after_ms
+
+
+class Ranks:
+    """The rank of each place of a lane, at one time."""
+
+    def __init__(self, settings: Settings, now_ms: int) -> None:
+        self._after_ms, self._now_ms = settings.raise_after_ms, now_ms
+
+    def of(self, lane: Lane, place: Place) -> Rank:
+        if not self._after_ms or lane.control:
+            return 0 if lane.control else 1, -lane.priority
+        return 1, -lane.priority - RAISE * (max(0, self._now_ms - place[0]) // self._after_ms)
+
+    def ahead_in(self, lane: Lane, rank: Rank) -> tuple[int, int]:
+        """How many of a lane's tasks rank before `rank`, and how many not after it. Older ones are never behind."""
+        if self.of(lane, (self._now_ms, "")) < rank:
+            return len(lane.places), len(lane.places)
+        if not self._after_ms or lane.control:
+            return 0, len(lane.places) if self.of(lane, (self._now_ms, "")) == rank else 0
+        if rank[0] == 0:
+            return 0, 0
+        short = -rank[1] - lane.priority
+        return self._waiting_since(lane, short // RAISE + 1), self._waiting_since(lane, -(-short // RAISE))
+
+    def _waiting_since(self, lane: Lane, raises: int) -> int:
+        """How many of the lane's tasks have been raised so often."""
+        if raises <= 0:
+            return len(lane.places)
+        return bisect_left(lane.places, (self._now_ms - raises * self._after_ms + 1, ""))
+
 
 class _Group:
-    """The lanes of one project at one priority, by what stands first in them."""
+    """The lanes of one project at one rank, by what stands first in them."""
 
     __slots__ = ("heap", "lanes", "project", "rank")
 
-    def __init__(self, rank: tuple[int, int], project: str) -> None:
+    def __init__(self, rank: Rank, project: str) -> None:
         self.rank = rank
         self.project = project
         self.heap: list[Place] = []
@@ -32,16 +78,13 @@ class _Group:
 class Order:
     """Gives lanes with the position of their next task. Whoever places that task says so with `advance`."""
 
-    def __init__(self, lanes: Iterable[Lane], shares: Shares) -> None:
+    def __init__(self, lanes: Iterable[Lane], shares: Shares, ranks: Ranks) -> None:
         self._shares = shares
-        groups: dict[tuple[int, int, str], _Group] = {}
+        self._ranks = ranks
+        self._groups: dict[tuple[Rank, str], _Group] = {}
         for lane in lanes:
-            rank = (0 if lane.control else 1, -lane.priority)
-            key = (*rank, lane.project)
-            if key not in groups:
-                groups[key] = _Group(rank, lane.project)
-            groups[key].push(lane, 0)
-        self._heap = [self._entry(group) for group in groups.values()]
+            self._group_of(lane, 0).push(lane, 0)
+        self._heap = [self._entry(group) for group in self._groups.values()]
         heapq.heapify(self._heap)
 
     def __iter__(self) -> Iterator[tuple[Lane, int]]:
@@ -59,9 +102,20 @@ class Order:
 
     def advance(self, lane: Lane, start: int) -> None:
         """The lane just given goes on with its task at `start`."""
-        if start < len(lane.places):
-            self._group.push(lane, start)
+        if start >= len(lane.places):
+            return
+        group = self._group_of(lane, start)
+        group.push(lane, start)
+        if group is not self._group:  # It may have left the heap, or stand there with a later task.
+            heapq.heappush(self._heap, self._entry(group))
 
-    def _entry(self, group: _Group) -> tuple[int, int, int, Place, _Group]:
-        # Groups never compare: a place holds a task's id, and a task stands in one group.
-        return (*group.rank, self._shares.of(group.project), group.heap[0], group)
+    def _group_of(self, lane: Lane, start: int) -> _Group:
+        key = (self._ranks.of(lane, lane.places[start]), lane.project)
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = _Group(*key)
+        return found
+
+    def _entry(self, group: _Group) -> tuple[int, int, int, Place, int, _Group]:
+        # A group may stand in the heap twice: its id keeps two groups from being compared.
+        return (*group.rank, self._shares.of(group.project), group.heap[0], id(group), group)

@@ -1,4 +1,4 @@
-"""What is free and what is used, derived from live allocations: for nodes, pools and quota policies."""
+"""What is free and what is used, derived from live allocations: for nodes, pools, quota policies and projects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from crater_core.model.resources import NOTHING, Amounts
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import TaskType
 from crater_core.model.units import MILLI
+from crater_core.scheduling.fairness import PARTS, Shares
+from crater_core.scheduling.memory import memory_of
 from crater_core.scheduling.quotas import applicable
 
 
@@ -131,3 +133,36 @@ def quota_use(snapshot: Snapshot) -> dict[str, QuotaUse]:
             by_user = {**known.by_user, spec.user: known.by_user.get(spec.user, NOTHING) + allocation.held}
             use[policy.name] = QuotaUse(known.used + allocation.held, by_user)
     return use
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectShare:
+    """What decides a project's place among equals. `held_milli` and `average_milli` are the largest part of the cluster's GPUs,
+    cores, memory or disk, in thousandths; `share_milli` is what is compared: their mean over the weight, the smaller first.
+    """
+
+    weight_milli: int
+    held: Amounts
+    average: Amounts
+    held_milli: int
+    average_milli: int
+    share_milli: int
+
+
+def project_shares(snapshot: Snapshot, now_ms: int) -> dict[str, ProjectShare]:
+    """Every project that holds something or did lately, by name."""
+    columns = memory_of(snapshot).columns
+    shares = Shares(columns, columns.held_in_all, snapshot.settings, snapshot.past, now_ms)
+    found: dict[str, ProjectShare] = {}
+    for project in sorted(shares.projects):
+        held, average = shares.held_by(project), shares.average_of(project)
+        if any(held) or any(average):
+            parts = (shares.part_of(held), shares.part_of(average), shares.of(project))
+            in_milli = (part * MILLI // PARTS for part in parts)
+            found[project] = ProjectShare(shares.weight_of(project), _amounts(held), _amounts([*average, 0]), *in_milli)
+    return found
+
+
+def _amounts(held: list[int]) -> Amounts:
+    gpu, cpu, memory, disk, gpu_memory = held
+    return Amounts(cpu, memory, disk, gpu, gpu_memory)

@@ -6,6 +6,7 @@ from crater_core.lifecycle.changes import Changes
 from crater_core.model.allocation import Allocation
 from crater_core.model.history import Event
 from crater_core.model.node import Node
+from crater_core.model.past import PastUse
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Entity, Snapshot
@@ -59,6 +60,8 @@ class Batch:
                 self.makes_room = self.touches_services = True
             case QuotaPolicy():
                 self.makes_room = True
+            case PastUse():
+                pass
 
     @property
     def changes(self) -> Changes:
@@ -71,6 +74,7 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
     twin.advance(snapshot.nodes.values())
     twin.advance(snapshot.policies.values())
     twin.advance(snapshot.services.values())
+    twin.advance(snapshot.past.values())
     twin.advance(snapshot.tasks.values())
     twin.advance(snapshot.allocations.values())
     return twin

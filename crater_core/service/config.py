@@ -50,6 +50,8 @@ class QueueSettings(Strict):
     preempt_min_run: DurationMs = 60_000
     preemptions_max: int = Field(default=3, ge=0, le=1000)
     project_weights: dict[str, Milli] = Field(default={})
+    fair_share_half_life: DurationMs = 7 * 86_400_000
+    raise_after: DurationMs = 43_200_000
 
 
 class MetricsSettings(Strict):
@@ -160,6 +162,8 @@ class SchedulerConfig(Strict):
             preempt_min_run_ms=self.queue.preempt_min_run,
             preemptions_max=self.queue.preemptions_max,
             project_weights=dict(self.queue.project_weights),
+            fair_share_half_life_ms=self.queue.fair_share_half_life,
+            raise_after_ms=self.queue.raise_after,
         )
 
 

@@ -17,9 +17,9 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.service.http import Hub, Invalid, answer, body_of, identity_of
 from crater_core.service.openapi import described
 from crater_core.service.usage_report import live_records, usage_report
-from crater_core.service.views import show_node, show_pools, show_quotas
+from crater_core.service.views import show_node, show_pools, show_quotas, show_shares
 from crater_core.wire.nodes import DrainBody, NodePage, NodeView, PoolPage, QuotaBody, QuotaPage, QuotaView
-from crater_core.wire.usage import Health, UsageReport
+from crater_core.wire.usage import Health, SharePage, UsageReport
 
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Time = Annotated[int | None, Query(ge=0, le=2**62)]
@@ -42,6 +42,7 @@ class ClusterRoutes:
         add("/v1/quotas/{name}", self.quota, methods=["GET"], **described("A quota policy", QuotaView))
         add("/v1/quotas/{name}", self.set_quota, methods=["PUT"], **described("Create or change it", QuotaView, takes=QuotaBody))
         add("/v1/quotas/{name}", self.remove_quota, methods=["DELETE"], **described("Remove it", None, 204))
+        add("/v1/shares", self.shares, methods=["GET"], **described("What projects hold, now and lately", SharePage))
         add("/v1/usage", self.usage, methods=["GET"], **described("Hours held in a window", UsageReport))
         add("/health", self.health, methods=["GET"], **described("Alive, and able to decide", Health))
         return router
@@ -111,6 +112,9 @@ class ClusterRoutes:
 
         await self._engine.happen(PolicyRemoved(name), check=must_be_free)
         return Response(status_code=204)
+
+    async def shares(self) -> Response:
+        return answer(show_shares(self._engine))
 
     async def usage(
         self,

@@ -11,7 +11,7 @@ from crater_core.lifecycle.tasks import may_run_again
 from crater_core.model.allocation import Allocation
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.task import TaskStatus
-from crater_core.scheduling import device_use, free_amounts, pool_overview, quota_use
+from crater_core.scheduling import device_use, free_amounts, pool_overview, project_shares, quota_use
 from crater_core.service.engine import Engine
 from crater_core.store.protocol import StoredTask
 from crater_core.wire.agents import lease_of
@@ -19,6 +19,7 @@ from crater_core.wire.nodes import LimitsView, NodeView, PoolView, QuotaView, no
 from crater_core.wire.resources import AmountsView
 from crater_core.wire.services import ReplicaView, ServiceView, replica_view, service_view
 from crater_core.wire.tasks import TaskView, task_view
+from crater_core.wire.usage import SharePage, ShareView
 
 _PAUSE_EVERY = 100
 _LOST = Reason.of(ReasonCode.NODE_LOST)
@@ -107,6 +108,27 @@ def show_quotas(engine: Engine) -> list[QuotaView]:
         )
         for name, policy in sorted(snapshot.policies.items())
     ]
+
+
+def show_shares(engine: Engine) -> SharePage:
+    """The smaller share first, as the queue sees it."""
+    snapshot = engine.shown.snapshot
+    shares = project_shares(snapshot, engine.clock.now_ms())
+    return SharePage(
+        half_life_ms=snapshot.settings.fair_share_half_life_ms,
+        shares=[
+            ShareView(
+                project=project,
+                weight_milli=share.weight_milli,
+                held=AmountsView.of(share.held),
+                average=AmountsView.of(share.average),
+                held_milli=share.held_milli,
+                average_milli=share.average_milli,
+                share_milli=share.share_milli,
+            )
+            for project, share in sorted(shares.items(), key=lambda pair: (pair[1].share_milli, pair[0]))
+        ],
+    )
 
 
 def show_service(engine: Engine, name: str) -> ServiceView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crater_core.wire.base import Outgoing
+from crater_core.wire.resources import AmountsView
 
 
 class UsageRow(Outgoing):
@@ -20,6 +21,27 @@ class UsageReport(Outgoing):
     from_ms: int
     to_ms: int
     rows: list[UsageRow]
+
+
+class ShareView(Outgoing):
+    """What decides a project's place among tasks of one priority. `held_milli` and `average_milli`: the largest part of the
+    cluster's GPUs, cores, memory or disk, in thousandths; `share_milli`: their mean over the weight. The smaller goes first.
+    """
+
+    project: str
+    weight_milli: int
+    held: AmountsView
+    average: AmountsView
+    held_milli: int
+    average_milli: int
+    share_milli: int
+
+
+class SharePage(Outgoing):
+    """`half_life_ms`: how long ago use counts half in the average; 0: the past does not count."""
+
+    half_life_ms: int
+    shares: list[ShareView]
 
 
 class Health(Outgoing):

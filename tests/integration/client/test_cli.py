@@ -202,7 +202,7 @@ def test_events_are_watched_line_by_line(crater):
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "nodes", "nodes list", "pools", "quotas", "quotas list", "services", "health", "usage"]
+    "command", ["list", "nodes", "nodes list", "pools", "quotas", "quotas list", "services", "health", "usage", "shares"]
 )
 def test_every_answer_comes_as_json_too(crater, command):
     code, out, _ = crater(*command.split(), "--json")

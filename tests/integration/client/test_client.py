@@ -142,6 +142,15 @@ def test_quota_policies_are_set_shown_and_removed(world):
         world.client.quota("dev-quota")
 
 
+def test_the_share_of_a_project_is_shown(world):
+    client = world.client
+    task = client.submit({"name": "holds", "project": "sharing", "command": ["sleep", "60"], "resources": {"cpu": 0.1}})
+    share = next(one for one in client.shares().shares if one.project == "sharing")
+    assert (share.held.cpu_milli, share.weight_milli) == (100, 1000)
+    assert share.average_milli <= share.share_milli <= share.held_milli
+    client.cancel(task.id)
+
+
 def test_usage_is_reported_by_what_was_asked(world):
     task = world.client.submit({**NEVER, "project": "metered"})
     world.client.wait(task.id, 20)

@@ -15,12 +15,15 @@ from crater_core.lifecycle.inputs import NodeCordoned, NodeDrained, NodeRegister
 from crater_core.lifecycle.invariants import violations
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import NodeStatus
+from crater_core.model.past import decay
 from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.snapshot import Settings
 from crater_core.model.task import RetryPolicy, TaskStatus
 from crater_core.scheduling import schedule
 
 A = AllocationStatus
 NODES = ("n1", "n2", "n3")
+HALF_LIFE_MS = 60_000
 
 
 class Cluster(RuleBasedStateMachine):
@@ -29,6 +32,7 @@ class Cluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(*(a_node(name, cpu=2, gpus=1) for name in NODES))
+        self.world.snapshot.settings = Settings(fair_share_half_life_ms=HALF_LIFE_MS)
         self.submitted: list[str] = []
         self.reported: list[Allocation] = []
         self.allocation_ids = (f"p{n}" for n in count(1))
@@ -142,6 +146,21 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def all_holds(self) -> None:
         assert violations(self.world.snapshot) == []
+
+    @invariant()
+    def the_average_is_what_the_records_say(self) -> None:
+        """Every interval weighs what is left of it after so many half-lives."""
+        now_ms, snapshot = self.world.now_ms, self.world.snapshot
+        spans = [(r.held.cpu_milli, r.from_ms, r.to_ms) for r in self.world.usage]
+        spans += [(a.held.cpu_milli, a.assigned_at_ms, now_ms) for a in snapshot.allocations.values()]
+        expected = sum(
+            held * (decay(now_ms - end_ms, HALF_LIFE_MS) - decay(now_ms - start_ms, HALF_LIFE_MS))
+            for held, start_ms, end_ms in spans
+        )
+        past = snapshot.past.get("default")
+        lag = past.lag_at(now_ms, HALF_LIFE_MS)[1] if past else 0.0
+        held = sum(a.held.cpu_milli for a in snapshot.allocations.values())
+        assert abs(held + lag - expected) < 1e-6 * max(1.0, expected)
 
     def teardown(self) -> None:
         """Faults stop: every task must end, and every allocation must have closed its record."""

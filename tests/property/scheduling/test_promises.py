@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.scheduling import schedule
 from crater_core.scheduling.cycle import Cycle
 from crater_core.scheduling.forecast import UNKNOWN
 from crater_core.scheduling.memory import memory_of
+from crater_core.scheduling.order import passed_at_most_ms
 
 Job = tuple[int, int, dict[str, Any]]
 """When it comes, how long it runs, what it asks for."""
@@ -95,3 +97,34 @@ def test_a_stream_of_small_tasks_does_not_starve_a_wide_one(nodes: list[tuple[in
     work += [(at, runs_ms, {"cpu": 1000}) for at in range(6, 60)]
     started, _ = play(nodes, work, Settings(hold_after_ms=patience), limits=False)
     assert started["j00"] <= 5 + patience + runs_ms + 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 100), st.sampled_from("xyz"), st.integers(1, 5)), max_size=60),
+    st.sampled_from([5, 20]),
+)
+def test_nobody_who_comes_long_after_a_task_goes_before_it(work: list[tuple[int, int, str, int]], raise_after_ms: int) -> None:
+    """One place, so that the order is all: priorities, projects and run times as they come."""
+    settings = Settings(raise_after_ms=raise_after_ms)
+    snapshot = a_snapshot([a_node(cpu=1)], settings=settings)
+    tasks = [
+        a_task(f"j{i:02d}", at_ms=at, priority=priority, project=project) for i, (at, priority, project, _) in enumerate(work)
+    ]
+    started: list[str] = []
+    ends_ms = 0
+    for now_ms in range(600):
+        snapshot.advance([task for task in tasks if task.queued_at_ms == now_ms])
+        if now_ms == ends_ms and started:
+            end(snapshot, started[-1])
+        plan = schedule(snapshot, now_ms)
+        commit(snapshot, plan, now_ms)
+        for placement in plan.placements:
+            started.append(placement.task)
+            ends_ms = now_ms + work[int(placement.task[1:])][3]
+    assert sorted(started) == [task.id for task in tasks]
+    by_name = {task.id: task for task in tasks}
+    for place, later in enumerate(started):
+        for name in started[place + 1 :]:
+            bound_ms = passed_at_most_ms(by_name[name].spec.priority, settings)
+            assert bound_ms is not None
+            assert by_name[later].queued_at_ms < by_name[name].queued_at_ms + bound_ms, f"{later} passed {name}"

@@ -12,6 +12,7 @@ from crater_core.errors import StoreUnavailable
 from crater_core.model.allocation import Allocation, AllocationStatus, DeviceGrant, Use
 from crater_core.model.history import Event
 from crater_core.model.node import ControlShare, Enforcement, GpuDevice, Node, PoolKind, SharingMode
+from crater_core.model.past import PastUse
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import Amounts, GpuRequest, Request
@@ -92,6 +93,7 @@ _values = st.one_of(
     _allocation,
     _node,
     st.builds(QuotaPolicy, _text, st.tuples(_text, _text), _limits, _limits),
+    st.builds(PastUse, _text, _count, st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 4)),
     st.builds(Service, _text, _spec, _count, _count, st.sampled_from(ServiceStatus)),
     st.builds(Event, _count, _text, _text, _text, st.none() | _reason, st.dictionaries(_text, _text | _count), st.none() | _text),
     st.builds(
