@@ -137,6 +137,11 @@ class World:
         token = known.token if token is None else token
         return self.do(Report(known.node, allocation_id, token, status, self.now_ms, reason, exit_code, None, ready))
 
+    def end(self, task_id: str, status: AllocationStatus, exit_code: int | None = None) -> None:
+        """Every member of a placed task ends so."""
+        for allocation in list(self.snapshot.by_task[task_id].values()):
+            self.report(allocation.id, status, exit_code=exit_code)
+
     def cancel(self, task_id: str, by: str = "ann") -> Changes:
         return self.do(CancelAsked(task_id, by))
 

@@ -91,6 +91,10 @@ def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
     if lease.ports:
         env["CRATER_PORT"] = str(lease.ports[0])
         env["CRATER_PORTS"] = ",".join(map(str, lease.ports))
+    if lease.array is not None:
+        env["CRATER_ARRAY_ID"] = lease.array
+        env["CRATER_ARRAY_INDEX"] = str(lease.array_index)
+        env["CRATER_ARRAY_SIZE"] = str(lease.array_size)
     if lease.gang is not None:
         env["CRATER_GANG_ADDRESS"] = lease.gang.address
         env["CRATER_GANG_PORT"] = str(lease.gang.port)
@@ -114,10 +118,13 @@ def _gpus(lease: Lease) -> dict[str, str]:
 
 
 def arguments(lease: Lease) -> list[str]:
-    """The command with `{port}` as its first port."""
-    if not lease.ports:
-        return list(lease.command)
-    return [part.replace("{port}", str(lease.ports[0])) for part in lease.command]
+    """The command with `{port}` as its first port and, in an array, `{index}` as its index."""
+    command = list(lease.command)
+    if lease.ports:
+        command = [part.replace("{port}", str(lease.ports[0])) for part in command]
+    if lease.array_index is not None:
+        command = [part.replace("{index}", str(lease.array_index)) for part in command]
+    return command
 
 
 def find_program(command: str, path: str, working_dir: str) -> str:

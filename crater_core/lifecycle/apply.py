@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crater_core.lifecycle import nodes, services, tasks
+from crater_core.lifecycle import dependents, nodes, services, tasks
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
 from crater_core.lifecycle.inputs import (
     CancelAsked,
@@ -39,7 +39,9 @@ def apply(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
     than tasks and allocations must exist: the caller looks them up first.
     """
     changes = _dispatch(snapshot, happened, now_ms)
-    return changes + _replicas_that_fell(snapshot, changes, now_ms) + averages_moved(snapshot, changes.puts, now_ms)
+    changes += _replicas_that_fell(snapshot, changes, now_ms)
+    changes += dependents.follow(snapshot, changes, now_ms)
+    return changes + averages_moved(snapshot, changes.puts, now_ms)
 
 
 def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:

@@ -16,6 +16,7 @@ from crater_core.model.task import TaskSpec
 class TaskSubmitted:
     id: str
     spec: TaskSpec
+    array_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from crater_core.model.after import open_dependencies
 from crater_core.model.allocation import AllocationStatus
 from crater_core.model.node import SharingMode
 from crater_core.model.resources import NOTHING, Amounts
@@ -65,8 +66,14 @@ def _tasks(snapshot: Snapshot) -> list[str]:
             found.append(f"task {task.id} is queued and holds {len(live)} allocations")
         if task.status in (TaskStatus.ALLOCATED, TaskStatus.RUNNING) and not live:
             found.append(f"task {task.id} is {task.status} without an allocation")
+        if live and (left := open_dependencies(snapshot, task.spec)):
+            found.append(f"task {task.id} runs before {left} have ended")
         if len({a.attempt for a in live.values()}) > 1:
             found.append(f"task {task.id} runs in two attempts at once")
+    for name, placed in snapshot.placed_of_array.items():
+        array = snapshot.tasks[next(iter(placed))].spec.array
+        if array is not None and array.running_max is not None and len(placed) > array.running_max:
+            found.append(f"array {name}: {len(placed)} run at once, {array.running_max} may")
     for allocation in snapshot.allocations.values():
         if allocation.task not in snapshot.tasks:
             found.append(f"allocation {allocation.id} belongs to no live task")

@@ -9,12 +9,13 @@ from crater_core.lifecycle.changes import NO_CHANGES, Changes, joined
 from crater_core.lifecycle.inputs import CancelAsked, Planned, Report, TaskSubmitted
 from crater_core.lifecycle.metering import close_record
 from crater_core.lifecycle.steps import allocation_step, task_step
+from crater_core.model.after import waiting_for
 from crater_core.model.allocation import Allocation, AllocationStatus, Gang, Placement
 from crater_core.model.history import Event
 from crater_core.model.reason import ROOM_WANTED_BACK, Reason, ReasonCode
 from crater_core.model.resources import Amounts
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Task, TaskStatus, TaskType
+from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
 
 BACKOFF_MAX_MS = 60_000
 
@@ -27,9 +28,17 @@ def story(task: Task, what: str, now_ms: int, reason: Reason | None = None, **fa
 def submit(snapshot: Snapshot, asked: TaskSubmitted, now_ms: int) -> Changes:
     if asked.id in snapshot.tasks:
         return NO_CHANGES
-    waits = Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
-    task = Task(asked.id, asked.spec, TaskStatus.QUEUED, submitted_at_ms=now_ms, queued_at_ms=now_ms, reason=waits)
+    waits = waiting_for(snapshot, asked.spec) or _behind_others(snapshot, asked.spec) or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
+    task = Task(asked.id, asked.spec, TaskStatus.QUEUED, now_ms, now_ms, waits, array_index=asked.array_index)
     return Changes(puts=(task,), events=(story(task, "queued", now_ms),))
+
+
+def _behind_others(snapshot: Snapshot, spec: TaskSpec) -> Reason | None:
+    """Of a large array only the first are looked at: the others know at once why they wait, and no line of history says it."""
+    limit = spec.array.running_max if spec.array is not None else None
+    if spec.array is None or limit is None or len(snapshot.by_array.get(spec.array.id, ())) < limit:
+        return None
+    return Reason.of(ReasonCode.ARRAY_LIMIT, running=limit, limit=limit)
 
 
 def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
@@ -122,7 +131,7 @@ def cancel(snapshot: Snapshot, asked: CancelAsked, now_ms: int) -> Changes:
 def stop_task(snapshot: Snapshot, task: Task, reason: Reason, now_ms: int) -> Changes:
     """The task is to end as cancelled, for `reason`."""
     if task.status is TaskStatus.QUEUED:
-        return _finish(task, TaskStatus.CANCELLED, reason, None, now_ms)
+        return finish(task, TaskStatus.CANCELLED, reason, None, now_ms)
     changes = Changes((replace(task, cancel_reason=reason),), events=(story(task, "cancelling", now_ms, reason),))
     for allocation in snapshot.by_task.get(task.id, {}).values():
         if allocation.status is not AllocationStatus.STOPPING:
@@ -228,16 +237,16 @@ def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -
     reason = task.fault or last.reason
     exit_code = task.exit_code if task.fault and task.exit_code is not None else last.exit_code
     if last.status is AllocationStatus.SUCCEEDED and task.fault is None:
-        return _finish(task, TaskStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED), exit_code, now_ms)
+        return finish(task, TaskStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED), exit_code, now_ms)
     if task.cancel_reason is not None:
-        return _finish(task, TaskStatus.CANCELLED, task.cancel_reason, exit_code, now_ms)
+        return finish(task, TaskStatus.CANCELLED, task.cancel_reason, exit_code, now_ms)
     if reason is not None and reason.code in ROOM_WANTED_BACK:
         return _queue_again(task, reason, now_ms, 0)
     if last.status is AllocationStatus.CANCELLED and task.fault is None:
-        return _finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
+        return finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
     if may_run_again(settings, task, reason):
         return _queue_again(task, reason, now_ms, backoff_ms(task))
-    return _finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
+    return finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
 
 
 def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool:
@@ -276,7 +285,8 @@ def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int) -
     return Changes((queued,), events=(story(task, "queued_again", now_ms, reason, attempt=task.attempt),))
 
 
-def _finish(task: Task, status: TaskStatus, reason: Reason | None, exit_code: int | None, now_ms: int) -> Changes:
+def finish(task: Task, status: TaskStatus, reason: Reason | None, exit_code: int | None, now_ms: int) -> Changes:
+    """The task's end, with its last line of history."""
     waited_ms = task.waited_ms + (max(0, now_ms - task.queued_at_ms) if task.status is TaskStatus.QUEUED else 0)
     ended = replace(
         task,

@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     NO_CONTROL_SLOT = "no_control_slot"
     WAITING_FOR_PREEMPTION = "waiting_for_preemption"
     WAITING_FOR_TASKS = "waiting_for_tasks"
+    ARRAY_LIMIT = "array_limit"
     WAITING_FOR_GANG = "waiting_for_gang"
     KEPT_APART = "kept_apart"
     HELD_FOR_ANOTHER = "held_for_another"
@@ -153,7 +154,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.NO_ROOM: "All nodes that could run this are busy: it asks for {wanted} {resource}, {free} are free in all.",
     _C.NO_CONTROL_SLOT: "All {slots} control slots are taken by run workers.",
     _C.WAITING_FOR_PREEMPTION: "Room is being made by stopping {victims} lower-priority task(s).",
-    _C.WAITING_FOR_TASKS: "It waits for {count} earlier task(s) to end, first {first}.",
+    _C.WAITING_FOR_TASKS: "It comes after {count} task(s) that have not ended; the first is {first}.",
+    _C.ARRAY_LIMIT: "Of its array {running} run already, the most that may at one time ({limit}).",
     _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
     _C.KEPT_APART: "{nodes} node(s) have room, but each runs {whom} already, and they are to be kept apart.",
     _C.HELD_FOR_ANOTHER: "The free room is kept for {holder}, which is ahead in the queue.",
@@ -188,7 +190,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
     _C.SCALED_DOWN: "The service needs fewer replicas.",
     _C.SUPERSEDED: "A newer version of the service took its place.",
-    _C.DEPENDENCY_FAILED: "The task {task} that it comes after did not succeed.",
+    _C.DEPENDENCY_FAILED: "It comes after {task} and was to start when that had {wanted}, but it has {status}.",
 }
 
 _NEXT_STEPS: dict[ReasonCode, str] = {

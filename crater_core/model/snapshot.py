@@ -75,6 +75,10 @@ class Snapshot:
     by_task: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))
     by_group: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     by_service: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    by_array: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    placed_of_array: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    dependents: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Id of a task or an array to the queued tasks that come after it."""
     node_changes: dict[str, int] = field(default_factory=lambda: {})
     """Node name to a counter that moves whenever the node or what it holds changes; the latest change is last."""
     queue_log: list[str] = field(default_factory=lambda: [], repr=False, compare=False)
@@ -119,6 +123,17 @@ class Snapshot:
             self.by_group[task.spec.group].add(task.id)
         if task.spec.service:
             self.by_service[task.spec.service].add(task.id)
+        if task.spec.array:
+            self.by_array[task.spec.array.id].add(task.id)
+            if task.status is TaskStatus.QUEUED:
+                _discard(self.placed_of_array, task.spec.array.id, task.id)
+            else:
+                self.placed_of_array[task.spec.array.id].add(task.id)
+        for after in task.spec.after:
+            if task.status is TaskStatus.QUEUED:
+                self.dependents[after.task].add(task.id)
+            else:
+                _discard(self.dependents, after.task, task.id)
 
     def _put_allocation(self, allocation: Allocation) -> None:
         if allocation.status.ended:
@@ -138,6 +153,8 @@ class Snapshot:
                 _discard(self.by_group, task.spec.group, name)
             if task and task.spec.service:
                 _discard(self.by_service, task.spec.service, name)
+            if task:
+                self._forget_links(task)
         elif kind is Allocation:
             allocation = self.allocations.pop(name, None)
             if allocation:
@@ -151,6 +168,21 @@ class Snapshot:
             self.policies.pop(name, None)
         elif kind is Service:
             self.services.pop(name, None)
+
+    def _forget_links(self, task: Task) -> None:
+        """The task is gone: whoever comes after it, or after the whole array of which it was the last, is to be looked at."""
+        freed = [task.id]
+        if task.spec.array:
+            array = task.spec.array.id
+            _discard(self.placed_of_array, array, task.id)
+            _discard(self.by_array, array, task.id)
+            if array not in self.by_array:
+                freed.append(array)
+        for after in task.spec.after:
+            _discard(self.dependents, after.task, task.id)
+        for name in freed:
+            for dependent in self.dependents.get(name, ()):
+                self._log(dependent)
 
     def _touch(self, node: str) -> None:
         self._counter += 1
@@ -166,9 +198,11 @@ class Snapshot:
 
 
 def _discard(index: dict[str, set[str]], key: str, member: str) -> None:
-    index[key].discard(member)
-    if not index[key]:
-        del index[key]
+    members = index.get(key)
+    if members is not None:
+        members.discard(member)
+        if not members:
+            del index[key]
 
 
 def _drop(index: dict[str, dict[str, Allocation]], key: str, member: str) -> None:

@@ -42,6 +42,39 @@ class OnDisconnect(StrEnum):
     KEEP = "keep"
 
 
+class When(StrEnum):
+    """How a task must have ended for the one that comes after it to start."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """Any way but well: failed, or cancelled."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """A task to wait for, by id; or all members of an array, by its id."""
+
+    task: str
+    when: When = When.SUCCEEDED
+
+
+ARRAY_PREFIX = "y"
+"""With which the id of an array begins."""
+ARRAY_LABEL = "crater/array"
+"""Every member carries its array's id under this label, by which the store finds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Tasks made from one spec, each with an index. They share the spec, and with it this."""
+
+    id: str
+    size: int
+    running_max: int | None = None
+    """How many of them hold something at one time; None: as many as fit."""
+
+
 class Apart(StrEnum):
     """How much it matters that two tasks are on different nodes."""
 
@@ -131,6 +164,9 @@ class TaskSpec:
     retry: RetryPolicy = RetryPolicy()
     on_disconnect: OnDisconnect = OnDisconnect.STOP
 
+    after: tuple[After, ...] = ()
+    """Tasks that must have ended before. While one of them lives, this one waits; it is cancelled when one ends otherwise."""
+    array: Array | None = None
     group: str | None = None
     """Tasks of one group can be listed, watched and cancelled together (a Dagster run and its steps)."""
     labels: Mapping[str, str] = field(default_factory=_no_names)
@@ -156,6 +192,8 @@ class Task:
     """When it last entered the queue; age counts from here."""
     reason: Reason | None = None
     """Why it waits, or why it ended."""
+    array_index: int | None = None
+    """Which member of its array it is."""
     attempt: int = 0
     """How many allocations it has had; the first is 1."""
     allocation: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 
 from crater_core.model.allocation import Placement
@@ -9,6 +10,7 @@ from crater_core.model.plan import Plan, Preemption
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Task
+from crater_core.scheduling.arrays import array_full
 from crater_core.scheduling.columns import Held
 from crater_core.scheduling.diagnosis import why_nothing_fits
 from crater_core.scheduling.fairness import Shares
@@ -58,8 +60,10 @@ class Cycle:
         self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
         self.placements: list[Placement] = []
         self.preemptions: list[Preemption] = []
-        self.waiting = Waiting()
-        self.news: dict[str, Reason] = {}
+        self.waiting = Waiting(memory.queue.held_now())
+        self.news: dict[str, Reason] = {task: memory.queue.held[task] for task in memory.queue.held_news}
+        self._started: Counter[str] = Counter()
+        """By array, how many of it this cycle has placed."""
         self._settled: set[str] = set()
         """Tasks that were decided before their turn."""
         self._fits: dict[int, Fits] = {}
@@ -90,6 +94,8 @@ class Cycle:
         """Take room for the task, or say why there is none."""
         if lane.shape.strategy not in STRATEGIES:
             return Reason.of(ReasonCode.UNKNOWN_STRATEGY, strategy=lane.shape.strategy, known=listed(STRATEGIES))
+        if lane.array is not None and (full := array_full(self.snapshot, lane.array, self._started[lane.array.id])):
+            return full
         fits, most = self._fits_of(lane), lane.members
         if not lane.control:
             most = self._members_within_quota(lane, fits)
@@ -106,7 +112,10 @@ class Cycle:
                 self._undo(mark, first)
                 return reason
             self.placements.append(self.ledger.take(fits, row, task, member, ends_ms))
-        return self._charge(lane, mark, first) if not lane.control else None
+        refusal = self._charge(lane, mark, first) if not lane.control else None
+        if lane.array is not None and refusal is None:
+            self._started[lane.array.id] += 1
+        return refusal
 
     def _members_within_quota(self, lane: Lane, fits: Fits) -> int | Reason:
         """How many members quota allows; a reason when that is not enough to start."""

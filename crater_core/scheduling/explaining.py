@@ -11,6 +11,7 @@ from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
 from crater_core.scheduling.admission import admit
+from crater_core.scheduling.arrays import array_full
 from crater_core.scheduling.diagnosis import Rejections, why_nothing_fits
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
@@ -33,7 +34,9 @@ def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
     memory.queue.sync(snapshot, now_ms)
     if task.status is not TaskStatus.QUEUED:
         return _explain(snapshot, memory, task.spec, task_id, task.reason, None, now_ms)
-    reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
+    reason = memory.queue.held.get(task_id)
+    if reason is None:
+        reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
     waits = reason or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
     return _explain(snapshot, memory, task.spec, task_id, waits, _position(snapshot, memory, task, now_ms), now_ms)
 
@@ -58,6 +61,8 @@ def _why(snapshot: Snapshot, memory: Memory, spec: TaskSpec) -> Reason | None:
         refusal = book.refusal(spec.project, spec.user, spec.quota_policy, wanted)
         if refusal is not None:
             return refusal
+    if spec.array is not None and (full := array_full(snapshot, spec.array)):
+        return full
     fits = memory.fits(shape)
     if fits.best() < 0:
         return why_nothing_fits(snapshot, fits)

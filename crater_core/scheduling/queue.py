@@ -5,22 +5,24 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 
-from crater_core.model.reason import ReasonCode
+from crater_core.model.after import waiting_for
+from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Task, TaskType
+from crater_core.model.task import Array, Task, TaskType
 from crater_core.scheduling.shapes import Shape, shape_of
 from crater_core.scheduling.spread import KeptApart, kept_apart
 
 Place = tuple[int, str]
 """When a task entered the queue, and its id: its order inside a lane."""
-LaneKey = tuple[int, int, str, str, str | None, KeptApart | None, tuple[int, int], int | None, Shape]
+LaneKey = tuple[int, int, str, str, str | None, KeptApart | None, tuple[int, int], int | None, Array | None, Shape]
 
 
 class Lane:
-    """Tasks of one priority, project, user, quota policy, neighbours, size, time limit and shape."""
+    """Tasks of one priority, project, user, quota policy, neighbours, size, time limit, limited array and shape."""
 
     __slots__ = (
         "apart",
+        "array",
         "codes",
         "control",
         "fewest",
@@ -37,7 +39,8 @@ class Lane:
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
-        control, priority, self.project, self.user, self.quota_policy, self.apart, size, self.limit_ms, self.shape = key
+        control, priority, self.project, self.user, self.quota_policy, self.apart, size, self.limit_ms = key[:8]
+        self.array, self.shape = key[8:]
         self.fewest, self.members = size
         self.control, self.priority = control == 0, -priority
         self.places: list[Place] = []
@@ -56,6 +59,7 @@ def lane_key(task: Task, shape: Shape) -> LaneKey:
         kept_apart(spec),
         (spec.members_fewest, spec.members),
         spec.time_limit_ms,
+        spec.array if spec.array is not None and spec.array.running_max is not None else None,
         shape,
     )
 
@@ -67,8 +71,13 @@ class Queue:
         self.lanes: dict[LaneKey, Lane] = {}
         self.delayed: dict[str, Task] = {}
         """Queued, but not before a time that has not come."""
+        self.held: dict[str, Reason] = {}
+        """Queued, and why not yet: what they come after has not ended."""
+        self.held_news: set[str] = set()
+        """Those of them that do not have that reason yet."""
         self.preemptors: dict[str, str] = {}
         """Queued tasks that were stopped to make room, and for whom, as long as nothing else is said of them."""
+        self._held_now: dict[str, Reason] | None = None
         self._shapes: dict[Shape, Shape] = {}
         """One object for equal shapes, so that comparing them is quick."""
         self._at: dict[str, tuple[Lane, Place, ReasonCode | None]] = {}
@@ -79,7 +88,8 @@ class Queue:
     def sync(self, snapshot: Snapshot, now_ms: int) -> None:
         start = snapshot.queue_log_start
         if self._settings is not snapshot.settings or self._position < start or now_ms < self._now_ms:
-            self.lanes, self.delayed, self._at, self.preemptors = {}, {}, {}, {}
+            self.lanes, self.delayed, self._at, self.preemptors, self.held, self.held_news = {}, {}, {}, {}, {}, set()
+            self._held_now = None
             self._shapes.clear()
             changed = list(snapshot.queued)
         else:
@@ -88,6 +98,12 @@ class Queue:
         self._settings, self._now_ms = snapshot.settings, now_ms
         self._position = start + len(snapshot.queue_log)
         self._move(snapshot, changed, now_ms)
+
+    def held_now(self) -> dict[str, Reason]:
+        """`held` as it is, for keeping: the same object until it changes."""
+        if self._held_now is None:
+            self._held_now = dict(self.held)
+        return self._held_now
 
     def lane_of(self, task: str) -> Lane | None:
         found = self._at.get(task)
@@ -103,8 +119,17 @@ class Queue:
                 lane.codes[code].discard(name)
             self.delayed.pop(name, None)
             self.preemptors.pop(name, None)
+            if self.held.pop(name, None) is not None:
+                self._held_now = None
+            self.held_news.discard(name)
             task = snapshot.queued.get(name)
             if task is None:
+                continue
+            waits = waiting_for(snapshot, task.spec) if task.spec.after else None
+            if waits is not None:
+                self.held[name], self._held_now = waits, None
+                if task.reason is None or task.reason.code is not waits.code:
+                    self.held_news.add(name)
                 continue
             if task.reason is not None and task.reason.code is ReasonCode.PREEMPTED:
                 self.preemptors[name] = str(task.reason.facts.get("by", ""))

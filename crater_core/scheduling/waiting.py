@@ -10,9 +10,13 @@ from crater_core.scheduling.queue import Place
 
 
 class Waiting(Mapping[str, Reason]):
-    """Task id to reason. Holds whole stretches of lanes, so that a hundred thousand tasks with one reason cost little."""
+    """Task id to reason. Holds whole stretches of lanes, so that a hundred thousand tasks with one reason cost little.
 
-    def __init__(self) -> None:
+    `held` are those that no cycle looks at, as they come after others.
+    """
+
+    def __init__(self, held: Mapping[str, Reason]) -> None:
+        self._held = held
         self._stretches: list[tuple[list[Place], Reason]] = []
         self._by_task: dict[str, Reason] | None = None
 
@@ -21,15 +25,19 @@ class Waiting(Mapping[str, Reason]):
         self._by_task = None
 
     def __getitem__(self, task: str) -> Reason:
+        held = self._held.get(task)
+        if held is not None:
+            return held
         if self._by_task is None:
             self._by_task = {name: reason for places, reason in self._stretches for _, name in places}
         return self._by_task[task]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for places, _ in self._stretches for _, name in places)
+        yield from (name for places, _ in self._stretches for _, name in places)
+        yield from self._held
 
     def __len__(self) -> int:
-        return sum(len(places) for places, _ in self._stretches)
+        return sum(len(places) for places, _ in self._stretches) + len(self._held)
 
     def __repr__(self) -> str:
         return repr(dict(self))

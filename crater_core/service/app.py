@@ -22,12 +22,14 @@ from crater_core.service.hot import HotPaths
 from crater_core.service.http import Hub, invalid, plain_problem, problem
 from crater_core.service.openapi import schema_of
 from crater_core.service.routes_agents import AgentRoutes
+from crater_core.service.routes_arrays import ArrayRoutes
 from crater_core.service.routes_cluster import ClusterRoutes
 from crater_core.service.routes_logs import LogRoutes
 from crater_core.service.routes_services import ServiceRoutes
 from crater_core.service.routes_tasks import TaskRoutes
 from crater_core.service.routes_watch import WatchRoutes
 from crater_core.wire.agents import Heartbeat, NodeDeclaration, ReportBatch
+from crater_core.wire.arrays import ArraySubmission
 from crater_core.wire.nodes import QuotaBody
 from crater_core.wire.services import ScaleBody, ServiceBody
 from crater_core.wire.tasks import CancelBody, TaskBatch, TaskSubmission
@@ -36,6 +38,7 @@ log = logging.getLogger("crater.http")
 _TAKEN: list[type[BaseModel]] = [
     TaskSubmission,
     TaskBatch,
+    ArraySubmission,
     CancelBody,
     ServiceBody,
     ScaleBody,
@@ -50,7 +53,8 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
     tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
-    for routes in (agents, tasks, WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), ConsolePage()):
+    others = (ArrayRoutes(hub), WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), ConsolePage())
+    for routes in (agents, tasks, *others):
         app.include_router(routes.router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -50,7 +50,7 @@ class Batch:
     def _note(self, entity: Entity) -> None:
         match entity:
             case Task():
-                self.makes_room |= entity.status is TaskStatus.QUEUED
+                self.makes_room |= entity.status is TaskStatus.QUEUED or (entity.status.ended and bool(self.snapshot.dependents))
                 self.touches_services |= entity.spec.service is not None
             case Allocation():
                 self.makes_room |= entity.status.ended

@@ -21,10 +21,11 @@ from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import explain, schedule
 from crater_core.service.batch import Batch, copy_of
 from crater_core.service.bell import Bell
+from crater_core.service.dependencies import Find, finder
 from crater_core.service.heard import Heard
 from crater_core.service.ids import Ids
 from crater_core.service.shown import Shown
-from crater_core.service.submits import Submission, Submitted, prepare_submits
+from crater_core.service.submits import KeyLookup, Submission, Submitted, prepare_submits
 from crater_core.store.protocol import Committed, Loaded, Store, SubmitKey
 
 log = logging.getLogger("crater.engine")
@@ -145,12 +146,15 @@ class Engine:
         """All or none; comes back when they are durable, placed already where they could be."""
 
         def prepare(batch: Batch) -> Prepared:
-            def known(user: str, key: str) -> SubmitKey | None:
-                return batch.keys.get((user, key)) or self.store.find_key(user, key)
-
-            return Prepared(*prepare_submits(submissions, batch.snapshot, known))
+            return Prepared(*prepare_submits(submissions, batch.snapshot, self.key_lookup(batch), self.finder(batch)))
 
         return (await self.do(prepare)).value
+
+    def key_lookup(self, batch: Batch) -> KeyLookup:
+        return lambda user, key: batch.keys.get((user, key)) or self.store.find_key(user, key)
+
+    def finder(self, batch: Batch) -> Find:
+        return finder(batch, self.shown, self.store)
 
     async def read(self, call: Callable[..., Any], *args: Any) -> Any:
         """A read of the store, off the event loop."""

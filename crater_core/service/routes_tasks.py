@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from crater_core.lifecycle.inputs import CancelAsked
 from crater_core.model.plan import Explanation
-from crater_core.model.task import TaskStatus
+from crater_core.model.task import ARRAY_LABEL, TaskStatus
 from crater_core.scheduling import explain
 from crater_core.service.batch import Batch
 from crater_core.service.engine import Prepared
@@ -83,7 +83,7 @@ class TaskRoutes:
         who = identity_of(request)
         body = await body_of(request, TaskSubmission)
         who.must_reach(body.project)
-        key = _checked_key(request.headers.get("idempotency-key"), "Idempotency-Key")
+        key = checked_key(request.headers.get("idempotency-key"), "Idempotency-Key")
         submission = Submission(self._engine.ids.new("t"), body.to_spec(who.user), key)
         (submitted,) = await self._engine.submit([submission])
         view = show_task(self._engine, await find_task(self._engine, submitted.id))
@@ -98,7 +98,7 @@ class TaskRoutes:
         if len(keys) != len(body.tasks):
             raise Invalid("idempotency_keys must have one key for each task", field="idempotency_keys")
         submissions = [
-            Submission(self._engine.ids.new("t"), task.to_spec(who.user), _checked_key(key, f"idempotency_keys.{index}"))
+            Submission(self._engine.ids.new("t"), task.to_spec(who.user), checked_key(key, f"idempotency_keys.{index}"))
             for index, (task, key) in enumerate(zip(body.tasks, keys, strict=True))
         ]
         done = await self._engine.submit(submissions)
@@ -116,6 +116,7 @@ class TaskRoutes:
         name: Text = None,
         group: Text = None,
         service: Text = None,
+        array: Text = None,
         label: Annotated[list[str] | None, Query(description="KEY=VALUE", max_length=20)] = None,
         key: Text = None,
         limit: Limit = 100,
@@ -123,9 +124,8 @@ class TaskRoutes:
     ) -> Response:
         if cursor is not None and not _TASK_ID.fullmatch(cursor):
             raise Invalid("cursor must be the next_cursor of an earlier answer", field="cursor")
-        wanted = TaskFilter(
-            tuple(one.value for one in status or ()), project, user, name, group, service, _labels(label or []), key
-        )
+        labels = _labels(label or []) + (((ARRAY_LABEL, array),) if array is not None else ())
+        wanted = TaskFilter(tuple(one.value for one in status or ()), project, user, name, group, service, labels, key)
         found: list[StoredTask] = await self._engine.read(self._engine.store.tasks, wanted, limit + 1, cursor)
         more = found[limit - 1].task.id if len(found) > limit else None
         return await self._page(found[:limit], more)
@@ -181,7 +181,7 @@ class TaskRoutes:
         return await self._page([await find_task(self._engine, task_id) for task_id in ids], None)
 
 
-def _checked_key(key: str | None, field: str) -> str | None:
+def checked_key(key: str | None, field: str) -> str | None:
     if key is None or (0 < len(key) <= _KEY_MAX and key.isprintable()):
         return key
     raise Invalid(f"an idempotency key has 1 to {_KEY_MAX} printable characters", field=field)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from crater_core.store.protocol import Loaded, StoredEvent, StoredTask
 
 ENDED_KEPT = 5_000
 EVENTS_KEPT = 10_000
+ARRAYS_KEPT = 5_000
 
 
 @dataclass(slots=True)
@@ -36,6 +37,14 @@ class Record:
         return StoredTask(self.task, tuple(self.allocations.values()), self.revision)
 
 
+@dataclass(slots=True)
+class ArrayRecord:
+    """An array's last change, and how many of its tasks have ended how since this process started."""
+
+    revision: int
+    ended: Counter[str] = field(default_factory=lambda: Counter())
+
+
 class Shown:
     """Live tasks, those that ended lately, leases by node, and the newest lines of history."""
 
@@ -51,6 +60,7 @@ class Shown:
             if record and allocation.attempt == record.task.attempt:
                 record.put(allocation)
         self.ended: OrderedDict[str, Record] = OrderedDict()
+        self.arrays: OrderedDict[str, ArrayRecord] = OrderedDict()
         self.events: deque[StoredEvent] = deque(maxlen=EVENTS_KEPT)
         self.reasons: Mapping[str, Reason] = {}
         """The newest reasons of waiting tasks: their numbers move with every cycle, and are not written."""
@@ -74,6 +84,9 @@ class Shown:
             if isinstance(entity, Task):
                 self._put_task(entity, revision)
                 rung |= {("task", entity.id), ("group", entity.spec.group), "tasks"}
+                if entity.spec.array is not None:
+                    self._put_member(entity, entity.spec.array.id, revision)
+                    rung.add(("array", entity.spec.array.id))
         for entity in changes.puts:
             if isinstance(entity, Allocation) and self._put_allocation(entity):
                 self._lease_revisions[entity.node] = revision
@@ -96,6 +109,14 @@ class Shown:
             self.ended[task.id] = self.records.pop(task.id)
             if len(self.ended) > ENDED_KEPT:
                 self.ended.popitem(last=False)
+
+    def _put_member(self, task: Task, array: str, revision: int) -> None:
+        record = self.arrays.setdefault(array, ArrayRecord(revision))
+        record.revision = revision
+        record.ended[task.status.value] += task.status.ended
+        self.arrays.move_to_end(array)
+        if len(self.arrays) > ARRAYS_KEPT:
+            self.arrays.popitem(last=False)
 
     def _put_allocation(self, allocation: Allocation) -> bool:
         """Whether the node's list of leases changed by it."""

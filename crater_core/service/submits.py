@@ -13,6 +13,7 @@ from crater_core.model.reason import ReasonCode, next_step, sentence
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import TaskSpec
 from crater_core.scheduling import admit
+from crater_core.service.dependencies import Find, resolve
 from crater_core.store.codec import encode
 from crater_core.store.protocol import SubmitKey
 
@@ -21,6 +22,7 @@ KeyLookup = Callable[[str, str], SubmitKey | None]
 _REFUSALS: dict[ReasonCode, type[CraterError]] = {
     ReasonCode.UNKNOWN_POOL: UnknownPool,
     ReasonCode.LARGER_THAN_ANY_NODE: ImpossibleRequest,
+    ReasonCode.LARGER_THAN_CLUSTER: ImpossibleRequest,
     ReasonCode.GPU_TYPE_MISSING: ImpossibleRequest,
     ReasonCode.LABELS_MISMATCH: ImpossibleRequest,
     ReasonCode.LARGER_THAN_QUOTA: QuotaExceeded,
@@ -63,13 +65,13 @@ def prepare_submits(
     submissions: Sequence[Submission],
     snapshot: Snapshot,
     lookup: KeyLookup,
+    find: Find,
 ) -> tuple[list[Input], list[SubmitKey], list[Submitted]]:
     """All of them, or an error that names the one that cannot be."""
-    inputs: list[Input] = []
     keys: dict[tuple[str, str], SubmitKey] = {}
     results: list[Submitted] = []
     for index, submission in enumerate(submissions):
-        spec, where = submission.spec, f"tasks.{index}." if len(submissions) > 1 else ""
+        spec = submission.spec
         if submission.key is not None:
             name = (spec.user, submission.key)
             digest = digest_of(spec)
@@ -78,14 +80,25 @@ def prepare_submits(
                 if known.digest != digest:
                     raise Conflict(
                         "the idempotency key was used before, for another body",
-                        field=where + "idempotency_key",
+                        field=f"tasks.{index}.idempotency_key" if len(submissions) > 1 else "idempotency_key",
                         task=known.task,
                         key=submission.key,
                     )
                 results.append(Submitted(known.task, new=False))
                 continue
             keys[name] = SubmitKey(*name, submission.id, digest)
-        check_admission(spec, snapshot, where)
-        inputs.append(TaskSubmitted(submission.id, spec))
         results.append(Submitted(submission.id, new=True))
-    return inputs, list(keys.values()), results
+    return _admitted(submissions, results, snapshot, find), list(keys.values()), results
+
+
+def _admitted(submissions: Sequence[Submission], results: Sequence[Submitted], snapshot: Snapshot, find: Find) -> list[Input]:
+    """Inputs for those that are new, each with the ids of what it comes after."""
+    inputs: list[Input] = []
+    if not any(result.new for result in results):
+        return inputs
+    specs = resolve([submission.spec for submission in submissions], [result.id for result in results], find)
+    for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+        if result.new:
+            check_admission(spec, snapshot, f"tasks.{index}." if len(submissions) > 1 else "")
+            inputs.append(TaskSubmitted(result.id, spec))
+    return inputs

@@ -206,6 +206,9 @@ class Lease(Outgoing):
     devices: list[GrantView] = []
     ports: list[int] = []
     gang: GangView | None = None
+    array: str | None = None
+    array_index: int | None = None
+    array_size: int = 0
     time_limit_ms: int | None = None
     grace_ms: int = 10_000
     health: HealthView | None = None
@@ -252,6 +255,9 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         devices=[GrantView.of(grant) for grant in allocation.grants],
         ports=list(allocation.ports[: spec.request.ports]),
         gang=GangView(members=gang.members, address=gang.address, port=gang.port) if gang is not None else None,
+        array=spec.array.id if spec.array is not None else None,
+        array_index=task.array_index,
+        array_size=spec.array.size if spec.array is not None else 0,
         time_limit_ms=spec.time_limit_ms,
         grace_ms=spec.grace_ms,
         health=HealthView(

@@ -6,14 +6,26 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from crater_core.model.allocation import Allocation
 from crater_core.model.history import Event
 from crater_core.model.plan import Explanation
 from crater_core.model.reason import Reason
 from crater_core.model.resources import Amounts
-from crater_core.model.task import Apart, HealthCheck, Mount, OnDisconnect, RetryPolicy, Task, TaskSpec, TaskStatus, TaskType
+from crater_core.model.task import (
+    After,
+    Apart,
+    HealthCheck,
+    Mount,
+    OnDisconnect,
+    RetryPolicy,
+    Task,
+    TaskSpec,
+    TaskStatus,
+    TaskType,
+    When,
+)
 from crater_core.model.usage import HOUR_MS
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
 from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Resources
@@ -76,6 +88,17 @@ class HealthBody(Incoming):
     failures: int = Field(default=3, ge=1, le=100)
 
 
+class AfterBody(Incoming):
+    """A task (or an array) that must have ended before. `task` is its id; inside a batch also the name of another task of it."""
+
+    task: Name
+    when: Literal["succeeded", "failed", "ended"] = "succeeded"
+
+
+def _after(value: object) -> object:
+    return {"task": value} if isinstance(value, str) else value
+
+
 class TaskSubmission(Incoming):
     """One task to run. `command` is a program with its arguments, never a shell line; `image` runs it in a container."""
 
@@ -118,6 +141,9 @@ class TaskSubmission(Incoming):
     retry: RetryBody = RetryBody()
     on_disconnect: Literal["stop", "keep"] = "stop"
     ports: int = Field(default=0, ge=0, le=100, description="host ports wanted; the task finds them in CRATER_PORTS")
+    after: tuple[Annotated[AfterBody, BeforeValidator(_after)], ...] = Field(
+        default=(), max_length=1000, description="tasks to come after: ids, or {task, when: succeeded | failed | ended}"
+    )
     group: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_no_nul)] | None = None
     labels: dict[Label, Label] = Field(default={}, max_length=100)
 
@@ -173,6 +199,7 @@ class TaskSubmission(Incoming):
             grace_ms=self.grace,
             retry=RetryPolicy(self.retry.attempts, self.retry.on_node_loss, self.retry.on_failure, self.retry.backoff),
             on_disconnect=OnDisconnect(self.on_disconnect),
+            after=tuple(After(after.task, When(after.when)) for after in self.after),
             group=self.group,
             labels=self.labels,
         )
@@ -189,6 +216,11 @@ class CancelBody(Incoming):
     reason: str = Field(default="", max_length=1000)
 
 
+class AfterView(Outgoing):
+    task: str
+    when: str
+
+
 class TaskView(Outgoing):
     """A task as callers see it. Times are milliseconds since the epoch."""
 
@@ -203,6 +235,9 @@ class TaskView(Outgoing):
     quota_policy: str | None = None
     group: str | None = None
     service: str | None = None
+    array: str | None = None
+    array_index: int | None = None
+    after: list[AfterView] = []
     labels: dict[str, str] = {}
     command: list[str] = []
     image: str | None = None
@@ -270,6 +305,9 @@ def task_view(
         quota_policy=spec.quota_policy,
         group=spec.group,
         service=spec.service,
+        array=spec.array.id if spec.array is not None else None,
+        array_index=task.array_index,
+        after=[AfterView(task=after.task, when=after.when.value) for after in spec.after],
         labels=dict(spec.labels),
         command=list(spec.command),
         image=spec.image,
