@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crater_agent.config import FromEnv, FromFile, profile_value
+from crater_agent.mounts import Bind, on_node
 from crater_agent.proctree import MARKER
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease
@@ -127,12 +128,12 @@ def arguments(lease: Lease) -> list[str]:
     return command
 
 
-def find_program(command: str, path: str, working_dir: str) -> str:
-    """Where `command` is on the task's own PATH. Raises RuntimeFailed: not found, or not to be run."""
+def find_program(command: str, path: str, working_dir: str, binds: Sequence[Bind] = ()) -> str:
+    """Where `command` is on the task's own PATH, as the task sees it. Raises RuntimeFailed: not found, or not to be run."""
     places = [Path(working_dir, command)] if "/" in command else [Path(working_dir, d, command) for d in path.split(":") if d]
-    there = [place for place in places if place.is_file()]
+    there = [place for place in places if on_node(place, binds).is_file()]
     for place in there:
-        if os.access(place, os.X_OK):
+        if os.access(on_node(place, binds), os.X_OK):
             return str(place)
     if there:
         raise RuntimeFailed(f"{there[0]} is not executable")
@@ -140,17 +141,9 @@ def find_program(command: str, path: str, working_dir: str) -> str:
     raise RuntimeFailed(f"{command} was not found{where}")
 
 
-def refuse_what_cannot_be_done(lease: Lease, mount_roots: tuple[Path, ...]) -> None:
+def refuse_what_cannot_be_done(lease: Lease) -> None:
     """Raises RuntimeFailed for what only another runtime could do."""
     if lease.image is not None:
         raise RuntimeFailed("an image needs the docker runtime, which this node does not have")
-    for mount in lease.mounts:
-        source = Path(os.path.realpath(mount.source))
-        if str(Path(mount.source)) != str(Path(mount.target)):
-            raise RuntimeFailed(f"mounts need the docker runtime in this version: {mount.source} -> {mount.target}")
-        if not any(source.is_relative_to(os.path.realpath(root)) for root in mount_roots):
-            raise RuntimeFailed(f"{mount.source} is outside this node's mount_roots")
-        if not source.exists():
-            raise RuntimeFailed(f"{mount.source} does not exist on this node")
     if not lease.command:
         raise RuntimeFailed("the task has no command, and this node runs no images")

@@ -17,6 +17,8 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from crater_agent import inside
+
 Message = dict[str, Any]
 
 
@@ -99,6 +101,11 @@ def take_on(order: Message, error_fd: int, parent: int) -> int:
         _put(f"{order['dir']}/started.json", json.dumps(record).encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     if os.getppid() != parent:
         os._exit(127)
+    if order.get("inside") is not None:
+        try:
+            inside.enter(order["inside"])
+        except OSError as error:
+            raise StepFailed(f"could not mount {error.filename}: {error.strerror}") from None
     if order.get("uid") is not None:
         with _step("change to the workload's user"):
             os.setgroups(order.get("groups", []))

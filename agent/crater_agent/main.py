@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from crater_agent import cgroup, config, declare, device_files, directories, logs, machine, nvml
+from crater_agent import cgroup, config, declare, device_files, directories, logs, machine, mounts, nvml
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
@@ -137,7 +137,17 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
     scratch_root = directories.scratch_root(settings)
     boot_id = found.machine.boot_id
     gpu_numa = {gpu.uuid: gpu.numa_node for gpu in found.gpus.gpus if gpu.numa_node is not None}
-    return Place(host, scratch_root, boot_id, settings.mount_roots, identity, tuple(everybodys), gpu_files, gpu_numa)
+    return Place(
+        host,
+        scratch_root,
+        boot_id,
+        settings.mount_roots,
+        identity,
+        tuple(everybodys),
+        gpu_files,
+        mounts.why_none(),
+        gpu_numa,
+    )
 
 
 def _cores(settings: AgentConfig, cgroups: cgroup.Cgroups | None) -> Cores | None:

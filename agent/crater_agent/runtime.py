@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from crater_agent import proctree
+from crater_agent import mounts, proctree
 from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
 from crater_agent.cores import Cores
@@ -64,6 +64,8 @@ class Place:
     device_files: tuple[DeviceFile, ...] = EVERYBODYS
     gpu_files: Mapping[str, tuple[DeviceFile, ...]] = field(default_factory=lambda: {})
     """By UUID."""
+    no_mounts: str = ""
+    """Why a path cannot be shown at another one; empty when it can."""
     gpu_numa: Mapping[str, int] = field(default_factory=lambda: {})
 
 
@@ -136,12 +138,13 @@ class ProcessRuntime:
     async def start(self, lease: Lease, workload: Workload, lease_state: LeaseState) -> None:
         """Raises RuntimeFailed with the reason in words; nothing is left behind then."""
         record = workload.record
-        refuse_what_cannot_be_done(lease, self.place.mount_roots)
+        refuse_what_cannot_be_done(lease)
+        binds = mounts.binds_of(lease.mounts, self.place.mount_roots, self.place.no_mounts)
         env = environment(lease, self.place.host, record.scratch, os.environ)
         try:
             scratch = self._make_scratch(record)
             working_dir = lease.working_dir or scratch
-            program = find_program(lease.command[0], env["PATH"], working_dir)
+            program = find_program(lease.command[0], env["PATH"], working_dir, binds)
             self.records.begin(record)
             procs_files = self._make_group(lease, record)
         except OSError as error:
@@ -164,7 +167,11 @@ class ProcessRuntime:
         if self.place.identity is not None:
             who = self.place.identity
             order |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
-        template = template_for(lease, self.place.host, program, os.environ)
+        if binds:
+            staging = self.records.directory(record.allocation) / "root"
+            order["inside"] = mounts.order_of(binds, staging, self.place.scratch_root, record.scratch)
+        # A template has given up the right to mount.
+        template = template_for(lease, self.place.host, program, os.environ) if not binds else None
         if template is not None:
             order["template"] = template | {name: order[name] for name in ("uid", "gid", "groups") if name in order}
         try:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from crater_agent.config import FromEnv, FromFile
-from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
+from crater_agent.environment import Host, arguments, environment, find_program
+from crater_agent.mounts import Bind, binds_of
 from crater_agent.warm import template_for
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease, MountView
@@ -84,18 +85,22 @@ def test_a_program_is_looked_up_on_the_path_of_the_task(tmp_path: Path):
         find_program("other", str(tmp_path), "/")
 
 
-def test_a_mount_is_accepted_only_where_nothing_has_to_be_mounted(tmp_path: Path):
+def test_a_mount_stays_inside_the_roots_and_needs_rights_where_it_moves(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "out").symlink_to("/etc")
-    inside = MountView(source=str(tmp_path / "data"), target=str(tmp_path / "data"), read_only=True)
-    elsewhere = inside.model_copy(update={"target": "/workspace"})
-    escape = MountView(source=str(tmp_path / "out"), target=str(tmp_path / "out"), read_only=True)
+    there = str(tmp_path / "data")
+    in_place = MountView(source=there, target=there, read_only=False)
+    elsewhere = in_place.model_copy(update={"target": "/workspace", "read_only": True})
+    escape = MountView(source=str(tmp_path / "out"), target="/workspace", read_only=True)
     roots = (tmp_path,)
-    refuse_what_cannot_be_done(_lease(mounts=[inside]), roots)
-    with pytest.raises(RuntimeFailed, match="mounts need the docker runtime"):
-        refuse_what_cannot_be_done(_lease(mounts=[elsewhere]), roots)
+    assert binds_of([in_place], roots, no_rights="not root") == ()
+    assert binds_of([in_place, elsewhere], roots) == (Bind(there, "/workspace", True),)
+    with pytest.raises(RuntimeFailed, match="cannot be shown at /workspace: not root"):
+        binds_of([elsewhere], roots, no_rights="not root")
     with pytest.raises(RuntimeFailed, match="outside this node's mount_roots"):
-        refuse_what_cannot_be_done(_lease(mounts=[escape]), roots)
+        binds_of([escape], roots)
+    with pytest.raises(RuntimeFailed, match="/workspace is mounted twice"):
+        binds_of([elsewhere, elsewhere], roots)
 
 
 def test_a_template_knows_the_profile_and_nothing_of_one_task(tmp_path: Path):

@@ -1,0 +1,118 @@
+"""A process sees paths of the node where its mounts say, only what the operator allows, and leaves no trace of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from agent_harness import SchedulerStandIn, as_ordinary_user
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+Mounts = list[dict[str, object]]
+
+
+def _mount(source: Path, target: str, read_only: bool = True) -> dict[str, object]:
+    return {"source": str(source), "target": target, "read_only": read_only}
+
+
+def _run(scheduler: SchedulerStandIn, name: str, script: str, mounts: Mounts, **fields: object) -> tuple[str, str]:
+    """What it said on both streams, or why it could not be started."""
+    scheduler.give(name, ["sh", "-c", script], mounts=mounts, **fields)
+    end = scheduler.final(name)
+    if end.reason.code == "start_failed":
+        return "", str(end.reason.facts["why"])
+    return scheduler.read_log(name).text, scheduler.read_log(name, "stderr").text
+
+
+@pytest.fixture
+def data(place: Path) -> Path:
+    """With a file system of its own inside, as large data sets have."""
+    path = place / "data"
+    (path / "more").mkdir(parents=True)
+    (path / "rows").write_text("1\n2\n")
+    os.chmod(path, 0o777)
+    return path
+
+
+def _mounted() -> list[str]:
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
+@as_root
+def test_data_appear_where_the_task_wants_them_and_the_node_keeps_no_trace(start, scheduler: SchedulerStandIn, data: Path):
+    before = _mounted(), os.listdir("/")  # noqa: PTH208
+    agent = start(mount_roots=[str(data)], run_as="nobody")
+    target = f"/crater-test-{os.getpid()}/deep/data"
+    script = f"pwd; cat {target}/rows; touch {target}/new; ls /tmp > /dev/null && ls -d /bin; mkdir /x"
+    out, err = _run(scheduler, "a", script, [_mount(data, target)], working_dir=target)
+    assert out == f"{target}\n1\n2\n/bin\n"
+    assert f"{target}/new': Read-only file system" in err
+    assert "/x’: Read-only" in err or "'/x': Read-only" in err
+    agent.terminate()
+    assert (_mounted(), os.listdir("/")) == before  # noqa: PTH208
+
+
+@as_root
+def test_what_is_mounted_inside_the_data_is_as_read_only_as_they_are(start, scheduler: SchedulerStandIn, data: Path):
+    subprocess.run(["mount", "-t", "tmpfs", "none", data / "more"], check=True)
+    try:
+        (data / "more" / "rows").write_text("3\n")
+        start(mount_roots=[str(data)])
+        out, err = _run(scheduler, "a", "cat /crater-t/more/rows; touch /crater-t/more/new", [_mount(data, "/crater-t")])
+        assert (out, "Read-only file system" in err) == ("3\n", True)
+    finally:
+        subprocess.run(["umount", data / "more"], check=True)
+
+
+@as_root
+def test_what_may_be_written_is_written_on_the_node(start, scheduler: SchedulerStandIn, data: Path, place: Path):
+    (place / "there").mkdir()
+    (place / "there" / "sibling").write_text("still here\n")
+    start(mount_roots=[str(data)])
+    script = f"cat {place}/there/sibling; echo 9 > {place}/there/new/out; echo x > {place}/there/other"
+    out, err = _run(scheduler, "a", script, [_mount(data, f"{place}/there/new", read_only=False)])
+    assert (out, (data / "out").read_text()) == ("still here\n", "9\n")
+    # The folder that was made up beside its siblings is not a place to lose files in.
+    assert "Read-only file system" in err
+    assert os.listdir(place / "there") == ["sibling"]  # noqa: PTH208
+
+
+@as_root
+def test_a_program_that_lies_in_the_data_runs_and_gains_no_privilege(start, scheduler: SchedulerStandIn, data: Path):
+    (data / "tool").write_text("#!/bin/sh\ngrep NoNewPrivs /proc/self/status\n")
+    (data / "tool").chmod(0o755)
+    start(mount_roots=[str(data)])
+    scheduler.give("a", ["/crater-t/tool"], mounts=[_mount(data, "/crater-t")])
+    assert scheduler.final("a").status == "succeeded"
+    assert scheduler.read_log("a").text.split() == ["NoNewPrivs:", "1"]
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("source", "target", "why"),
+    [
+        ("{data}/way-out", "/crater-t", "(it leads to /etc) is outside this node's mount_roots"),
+        ("{data}/../secret", "/crater-t", "is outside this node's mount_roots"),
+        ("{data}/absent", "/crater-t", "does not exist on this node"),
+        ("{data}", "/etc/cron.d", "nothing can be mounted at /etc/cron.d"),
+        ("{data}", "/", "nothing can be mounted at /"),
+        ("{data}", "{data}/way-out", "which is a link to /etc"),
+    ],
+)
+def test_no_mount_leads_out_of_the_roots_or_over_the_system(start, scheduler, data: Path, source: str, target: str, why: str):
+    (data / "way-out").symlink_to("/etc")
+    (data.parent / "secret").mkdir()
+    start(mount_roots=[str(data)])
+    _, said = _run(scheduler, "a", "true", [_mount(Path(source.format(data=data)), target.format(data=data))])
+    assert why in said
+
+
+def test_without_rights_only_a_path_where_it_is_can_be_shown(start, scheduler: SchedulerStandIn, data: Path, place: Path):
+    start(mount_roots=[str(data)], **as_ordinary_user(place / "agent-n1"))
+    if scheduler.declaration.enforcement == "enforced":
+        return
+    assert _run(scheduler, "in-place", f"cat {data}/rows", [_mount(data, str(data))]) == ("1\n2\n", "")
+    _, why = _run(scheduler, "elsewhere", "true", [_mount(data, "/crater-t")])
+    assert why.startswith(f"{data} cannot be shown at /crater-t: this agent may not mount")
