@@ -32,7 +32,7 @@ def data(place: Path) -> Path:
     path = place / "data"
     (path / "more").mkdir(parents=True)
     (path / "rows").write_text("1\n2\n")
-    os.chmod(path, 0o777)
+    path.chmod(0o777)
     return path
 
 
