@@ -101,6 +101,9 @@ class AgentProcess:
                         inner.rmdir()
                 with contextlib.suppress(OSError):
                     group.rmdir()
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if line.split()[1].startswith(f"{self.data_dir}/"):
+                subprocess.run(["umount", "-l", line.split()[1]], check=False)
         shutil.rmtree(self.data_dir, ignore_errors=True)
 
 

@@ -22,6 +22,7 @@ from crater_agent.reconcile import (
     Start,
     Stop,
     Warn,
+    is_near_disk,
     outcome,
     reconcile,
 )
@@ -161,6 +162,8 @@ class Agent:
         counters = self.runtimes.of(workload.record).counters(workload)
         if counters is not None and workload.exit is not None:
             workload.exit = replace(workload.exit, oom_kills=counters.oom_kills)
+        if workload.exit is not None:
+            workload.exit = replace(workload.exit, disk_full=workload.disk_full)
         workload.lives = self.runtimes.of(workload.record).lives(workload)
 
     def _health_changed(self, workload: Workload) -> None:
@@ -189,8 +192,10 @@ class Agent:
             running = self._running()
             if running and not self._wake.is_set():
                 now_ms = self.clock.monotonic_ms()
+                warned = [workload for workload in running if workload.is_warned]
                 self.watcher.sample(running, now_ms)
                 await self.watcher.sample_disks(running, now_ms)
+                self._calm(warned)
 
     def _act(self) -> None:
         wanted = None
@@ -207,10 +212,7 @@ class Agent:
                 case Stop():
                     self._stop(action)
                 case Warn(allocation, reason):
-                    workload = self.workloads[allocation]
-                    workload.over_memory_since_ms = now_ms
-                    log.warning("%s will be stopped if it stays so: %s", allocation, sentence(reason))
-                    self._report(workload, reason)
+                    self._warn(self.workloads[allocation], reason, now_ms)
                 case Kill(allocation):
                     self._kill(self.workloads[allocation])
                 case Finish(allocation):
@@ -270,6 +272,22 @@ class Agent:
         # A stop may have come in the meantime.
         self._wake.set()
 
+    def _warn(self, workload: Workload, reason: Reason, now_ms: int) -> None:
+        if reason.code is ReasonCode.OVER_MEMORY:
+            workload.over_memory_since_ms = now_ms
+        else:
+            workload.over_disk_since_ms = now_ms
+        log.warning("%s: %s", workload.allocation, sentence(reason))
+        self._report(workload, reason)
+
+    def _calm(self, warned: list[Workload]) -> None:
+        """What a warning was about may have passed."""
+        for workload in warned:
+            if not is_near_disk(workload.seen(), self._settings):
+                workload.over_disk_since_ms = None
+            if workload.running and not workload.is_warned:
+                self._report(workload)
+
     def _stop(self, action: Stop) -> None:
         workload = self.workloads[action.allocation]
         log.info("stopping %s: %s", action.allocation, sentence(action.reason))
@@ -296,6 +314,8 @@ class Agent:
         facts = {
             "limit_bytes": workload.record.memory_bytes,
             "peak_bytes": peak_bytes,
+            "disk_limit_bytes": workload.record.disk_bytes,
+            "disk_bytes": workload.use.disk_bytes,
             "silent_ms": self.session.lease_state().silent_ms,
         }
         status, reason = outcome(end, workload.stop, facts, self.node)
@@ -305,7 +325,7 @@ class Agent:
         self._unwritten.append((workload, workload.final(status, reason)))
         if len(self._unwritten) == 1:
             self._job(self._write_ends())
-        self._job(self._clean(workload.record))
+        self._job(self._clean(workload.record, failed=status is AllocationStatus.FAILED))
 
     async def _write_ends(self) -> None:
         """Ends that come together wait for the disk together, and are reported after it."""
@@ -319,7 +339,9 @@ class Agent:
             for workload, final in batch:
                 self._conclude(workload, final)
 
-    async def _clean(self, record: Record) -> None:
+    async def _clean(self, record: Record, failed: bool) -> None:
+        if failed:
+            await asyncio.to_thread(self.processes.scratch.keep, record)
         if not await self.runtimes.of(record).clean(record):
             log.warning("what is left of %s could not be removed yet", record.allocation)
 
@@ -358,6 +380,7 @@ class Agent:
     async def _tidy(self) -> None:
         while True:
             await asyncio.to_thread(self.records.remove_old_logs, self._logs_keep_ms)
+            await asyncio.to_thread(self.processes.scratch.remove_old)
             await asyncio.sleep(3600)
 
     def _job(self, work: Coroutine[Any, Any, None]) -> None:

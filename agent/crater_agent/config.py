@@ -162,6 +162,13 @@ class Log(Strict):
     file: Path | None = None
 
 
+class ScratchSpace(Strict):
+    hard_limit: Literal["auto", "off"] = "auto"
+    """auto: a file system of the size asked for, where this agent may make one; off: the size is watched."""
+    keep_failed: DurationMs = 0
+    """How long the files of a task that failed are kept."""
+
+
 class TaskLogs(Strict):
     keep: DurationMs = 7 * 86_400_000
     max_bytes: Bytes = GIB
@@ -205,6 +212,7 @@ class AgentConfig(Strict):
     """Such as /dev/fuse: given to every task, beside what any program may expect and the GPUs it was granted."""
     exclusive_cores: bool = False
     """True: a task that asks for whole cores gets cores that no other task runs on."""
+    scratch: ScratchSpace = ScratchSpace()
     cgroups: Literal["auto", "off"] = "auto"
     """auto: limits are enforced where this agent may make cgroups; off: they are only watched."""
     sample_interval: DurationMs = 15_000

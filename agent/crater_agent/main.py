@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from crater_agent import cgroup, config, declare, device_files, directories, logs, machine, mounts, nvml
+from crater_agent import cgroup, config, declare, device_files, directories, disks, logs, machine, mounts, nvml
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
@@ -145,6 +145,8 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
         identity,
         tuple(everybodys),
         gpu_files,
+        disks.why_none() if settings.scratch.hard_limit == "auto" else "scratch.hard_limit is off",
+        settings.scratch.keep_failed,
         mounts.why_none(),
         gpu_numa,
     )

@@ -6,7 +6,7 @@ whose effect is not seen yet may come again; every action may be carried out twi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,6 +60,9 @@ class Seen:
     over_memory_since_ms: int | None = None
     disk_bytes: int = 0
     disk_limit_bytes: int | None = None
+    disk_held: bool = False
+    """It cannot take more: its scratch space is a file system of that size."""
+    over_disk_since_ms: int | None = None
     unhealthy: Reason | None = None
 
 
@@ -91,6 +94,11 @@ class Settings:
     memory_over_percent_max: int = 115
     """Beyond this share of its limit it is stopped at once: what grows that fast would take the machine down."""
     memory_stop_grace_ms: int = 3_000
+    disk_warning_ms: int = 10_000
+    """How long a watched workload may stay over its disk before it is stopped."""
+    disk_over_percent_max: int = 110
+    """Beyond this share of its limit it is stopped at once, before it takes what belongs to others."""
+    disk_nearly_full_percent: int = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +208,7 @@ def _of_known(
     stop = _stop_for_lease(workload, want, heard, lease, settings) or _stop_for_limit(workload, now_ms, settings)
     if stop is not None:
         return (stop,)
-    warning = _memory_reason(workload)
-    return (Warn(workload.allocation, warning),) if warning is not None and workload.over_memory_since_ms is None else ()
+    return tuple(Warn(workload.allocation, reason) for reason in _warnings(workload, settings))
 
 
 def _of_stopping(workload: Seen, now_ms: int, lease: LeaseState) -> tuple[Action, ...]:
@@ -239,11 +246,29 @@ def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | N
             return Stop(name, failed, memory, 0)
         if since_ms is not None and now_ms - since_ms >= settings.memory_warning_ms:
             return Stop(name, failed, memory, min(workload.grace_ms, settings.memory_stop_grace_ms))
-    limit = workload.disk_limit_bytes
-    if limit is not None and workload.disk_bytes > limit:
-        reason = Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=limit, peak_bytes=workload.disk_bytes)
-        return Stop(name, failed, reason, workload.grace_ms)
+    limit, since_ms = workload.disk_limit_bytes, workload.over_disk_since_ms
+    if limit is not None and not workload.disk_held and workload.disk_bytes > limit:
+        much = workload.disk_bytes * 100 > limit * settings.disk_over_percent_max
+        if much or (since_ms is not None and now_ms - since_ms >= settings.disk_warning_ms):
+            reason = Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=limit, peak_bytes=workload.disk_bytes)
+            return Stop(name, failed, reason, workload.grace_ms)
     return None
+
+
+def _warnings(workload: Seen, settings: Settings) -> Iterator[Reason]:
+    """What it has not been warned of yet."""
+    memory, limit = _memory_reason(workload), workload.disk_limit_bytes
+    if memory is not None and workload.over_memory_since_ms is None:
+        yield Reason(ReasonCode.OVER_MEMORY, memory.facts)
+    if limit is not None and workload.over_disk_since_ms is None and is_near_disk(workload, settings):
+        code = ReasonCode.DISK_NEARLY_FULL if workload.disk_held else ReasonCode.OVER_DISK
+        yield Reason.of(code, limit_bytes=limit, peak_bytes=workload.disk_bytes)
+
+
+def is_near_disk(workload: Seen, settings: Settings) -> bool:
+    """Whether its disk is worth a warning: over, or where it cannot be over, nearly full."""
+    percent = settings.disk_nearly_full_percent if workload.disk_held else 100
+    return workload.disk_limit_bytes is not None and workload.disk_bytes * 100 > workload.disk_limit_bytes * percent
 
 
 def _memory_reason(workload: Seen) -> Reason | None:
@@ -264,12 +289,14 @@ class Exit:
     fenced: bool = False
     """Stopped by the spawner while no agent renewed the lease."""
     oom_kills: int = 0
+    disk_full: bool = False
 
 
 def outcome(
     end: Exit, stop: tuple[AllocationStatus, Reason] | None, facts: Mapping[str, int], node: str
 ) -> tuple[AllocationStatus, Reason]:
-    """The final state. `facts`: `limit_bytes` and `peak_bytes` of memory, `silent_ms` of a fence."""
+    """The final state. `facts`: `limit_bytes` and `peak_bytes` of memory, `disk_limit_bytes` and `disk_bytes`, `silent_ms` of a
+    fence."""
     if stop is not None:
         return stop
     if end.fenced:
@@ -281,6 +308,9 @@ def outcome(
     if end.oom_kills > 0:
         limit_bytes, peak_bytes = facts.get("limit_bytes", 0), facts.get("peak_bytes", 0)
         return AllocationStatus.FAILED, Reason.of(ReasonCode.OOM_KILLED, limit_bytes=limit_bytes, peak_bytes=peak_bytes)
+    if end.disk_full:
+        limit_bytes, peak_bytes = facts.get("disk_limit_bytes", 0), facts.get("disk_bytes", 0)
+        return AllocationStatus.FAILED, Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=limit_bytes, peak_bytes=peak_bytes)
     if end.signal is not None:
         return AllocationStatus.FAILED, Reason.of(ReasonCode.SIGNALLED, signal=end.signal)
     return AllocationStatus.FAILED, Reason.of(ReasonCode.EXIT_CODE, exit_code=end.code if end.code is not None else -1)

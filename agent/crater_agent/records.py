@@ -42,6 +42,8 @@ class Record:
     cpu_milli: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
+    disk_held: bool = False
+    """Its scratch is a file system of that size; else its size is watched."""
     scratch: str = ""
     runtime: str = "process"
     group: str = ""

@@ -9,7 +9,6 @@ import logging
 import os
 import pwd
 import secrets
-import shutil
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from crater_agent.device_files import EVERYBODYS, DeviceFile
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
 from crater_agent.reconcile import LeaseState
 from crater_agent.records import Kept, Record, Records, record_of
+from crater_agent.scratch import Scratch
 from crater_agent.spawner import Spawner
 from crater_agent.warm import template_for
 from crater_agent.workload import Workload
@@ -64,6 +64,9 @@ class Place:
     device_files: tuple[DeviceFile, ...] = EVERYBODYS
     gpu_files: Mapping[str, tuple[DeviceFile, ...]] = field(default_factory=lambda: {})
     """By UUID."""
+    no_disk_limit: str = ""
+    """Why scratch space is watched and not held; empty when it is held."""
+    keep_failed_ms: int = 0
     no_mounts: str = ""
     """Why a path cannot be shown at another one; empty when it can."""
     gpu_numa: Mapping[str, int] = field(default_factory=lambda: {})
@@ -80,14 +83,17 @@ class ProcessRuntime:
         self.spawner = spawner
         self.cgroups = cgroups
         self._cores = cores
+        self.scratch = Scratch(place.scratch_root, place.no_disk_limit, place.keep_failed_ms)
         self._trees = proctree.Trees()
         self._parked: deque[str] = deque()
         self._names = itertools.count()
         self._prefix = secrets.token_hex(3)
 
     def record(self, lease: Lease, now_ms: int) -> Record:
-        scratch = str(self.place.scratch_root / lease.allocation)
+        scratch = str(self.scratch.path(lease.allocation))
         record = record_of(lease, scratch, self._group_name(lease), self.place.boot_id, now_ms)
+        if self.scratch.is_held(lease.disk_bytes):
+            record = replace(record, disk_held=True)
         return replace(record, cores=self._own_cores(lease, record.group)) if self._cores is not None else record
 
     def _own_cores(self, lease: Lease, group: str) -> tuple[int, ...]:
@@ -142,7 +148,7 @@ class ProcessRuntime:
         binds = mounts.binds_of(lease.mounts, self.place.mount_roots, self.place.no_mounts)
         env = environment(lease, self.place.host, record.scratch, os.environ)
         try:
-            scratch = self._make_scratch(record)
+            scratch = await self._make_scratch(record)
             working_dir = lease.working_dir or scratch
             program = find_program(lease.command[0], env["PATH"], working_dir, binds)
             self.records.begin(record)
@@ -193,11 +199,13 @@ class ProcessRuntime:
             self.kill(workload)
             await asyncio.sleep(0.01)
 
-    def _make_scratch(self, record: Record) -> str:
-        path = Path(record.scratch)
-        path.mkdir(mode=0o700, exist_ok=True)
-        if self.place.identity is not None:
-            os.chown(path, self.place.identity.uid, self.place.identity.gid)
+    async def _make_scratch(self, record: Record) -> str:
+        who = self.place.identity
+        uid, gid = (who.uid, who.gid) if who is not None else (os.geteuid(), os.getegid())
+        if record.disk_held:
+            await asyncio.to_thread(self.scratch.make, record, uid, gid)
+        else:
+            self.scratch.make(record, uid, gid)
         return record.scratch
 
     def _make_group(self, lease: Lease, record: Record) -> list[str]:
@@ -274,8 +282,8 @@ class ProcessRuntime:
                     break
             if self._cores is not None and self._cores.give_back(record.group):
                 self._share_the_rest()
-        if record.scratch and Path(record.scratch).parent == self.place.scratch_root:
-            await asyncio.to_thread(_remove_tree, Path(record.scratch))
+        if record.scratch:
+            await asyncio.to_thread(self.scratch.remove, Path(record.scratch))
         return gone
 
     async def remove_strays(self, records: Iterable[Record]) -> list[str]:
@@ -293,39 +301,5 @@ class ProcessRuntime:
                 assert self.cgroups is not None
                 self.cgroups.group(name).kill()
                 await self.clean(Record(name, "", 0, group=name))
-        for path in self.place.scratch_root.iterdir():
-            if path.name not in known:
-                await self.clean(Record(path.name, "", 0, scratch=str(path)))
+        await asyncio.to_thread(self.scratch.remove_strays, known)
         return sorted(set(strays))
-
-
-def _remove_tree(path: Path) -> None:
-    """A task may have taken away its own right to delete."""
-
-    def allow(function: object, name: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            Path(name).parent.chmod(0o700)
-            Path(name).unlink()
-
-    if path.exists():
-        shutil.rmtree(path, onerror=allow)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def disk_bytes(path: str) -> int:
-    """What a directory tree takes on the disk; a file with two names counts once."""
-    total, seen = 0, set[tuple[int, int]]()
-    pending = [path]
-    while pending:
-        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif status.st_nlink > 1:
-                        if (status.st_dev, status.st_ino) in seen:
-                            continue
-                        seen.add((status.st_dev, status.st_ino))
-                    total += status.st_blocks * 512
-    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -11,8 +12,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from crater_agent.runtime import ProcessRuntime, disk_bytes
+from crater_agent import disks
+from crater_agent.runtime import ProcessRuntime
 from crater_agent.runtimes import Runtimes
+from crater_agent.scratch import disk_bytes
 from crater_agent.workload import Workload
 
 log = logging.getLogger("crater.agent.watch")
@@ -20,6 +23,8 @@ GROUP_INTERVAL_MS = 1_000
 GROUP_COST_MS = 50
 """Many cgroups are read less often: 100 of them every 5 s."""
 DISK_INTERVAL_MS = 2_000
+FULL_BYTES = 64 * 1024
+"""A file system with less left is full."""
 DISK_COST_SHARE = 20
 """A walk that takes one second is repeated every 20."""
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
@@ -53,6 +58,9 @@ class Watcher:
             due = max(DISK_INTERVAL_MS, workload.disk_cost_ms * DISK_COST_SHARE)
             if workload.running and workload.record.disk_bytes and now_ms - workload.disk_sampled_ms >= due:
                 workload.disk_sampled_ms = now_ms
+                if workload.record.disk_held:
+                    self._from_file_system(workload)
+                    continue
                 began = time.monotonic()
                 paths = self._runtimes.of(workload.record).disk_paths(workload)
                 taken = await asyncio.to_thread(_sum_of, paths)
@@ -65,6 +73,8 @@ class Watcher:
         if counters is not None:
             workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
             exit_cpu_ms = max(exit_cpu_ms, counters.cpu_ms)
+        if workload.record.disk_held:
+            self._from_file_system(workload)
         use = workload.use
         workload.use = replace(
             use,
@@ -73,6 +83,12 @@ class Watcher:
             memory_peak_bytes=max(use.memory_peak_bytes, exit_memory_peak_bytes),
             cpu_percent_milli=0,
         )
+
+    def _from_file_system(self, workload: Workload) -> None:
+        with contextlib.suppress(OSError):
+            taken, left = disks.used(workload.record.scratch)
+            workload.use = replace(workload.use, disk_bytes=taken)
+            workload.disk_full = left < FULL_BYTES
 
     def _from_group(self, workload: Workload, now_ms: int) -> None:
         counters = self._runtimes.of(workload.record).counters(workload)

@@ -31,7 +31,10 @@ class Workload:
     sampled_ms: int = 0
     disk_sampled_ms: int = 0
     disk_cost_ms: int = 0
+    disk_full: bool = False
+    """Nothing more could be written when it was last looked at."""
     over_memory_since_ms: int | None = None
+    over_disk_since_ms: int | None = None
     ready: bool = False
     unhealthy: Reason | None = None
     silent_ms: int = 0
@@ -42,6 +45,10 @@ class Workload:
     @property
     def allocation(self) -> str:
         return self.record.allocation
+
+    @property
+    def is_warned(self) -> bool:
+        return self.over_memory_since_ms is not None or self.over_disk_since_ms is not None
 
     @property
     def running(self) -> bool:
@@ -65,8 +72,10 @@ class Workload:
             memory_bytes=self.use.memory_bytes,
             memory_limit_bytes=record.memory_bytes if watched else None,
             over_memory_since_ms=self.over_memory_since_ms,
+            over_disk_since_ms=self.over_disk_since_ms,
             disk_bytes=self.use.disk_bytes,
             disk_limit_bytes=record.disk_bytes or None,
+            disk_held=record.disk_held,
             unhealthy=self.unhealthy,
         )
 

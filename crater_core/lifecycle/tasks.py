@@ -12,7 +12,7 @@ from crater_core.lifecycle.steps import allocation_step, task_step
 from crater_core.model.after import waiting_for
 from crater_core.model.allocation import Allocation, AllocationStatus, Gang, Placement
 from crater_core.model.history import Event
-from crater_core.model.reason import ROOM_WANTED_BACK, Reason, ReasonCode
+from crater_core.model.reason import ROOM_WANTED_BACK, WARNINGS, Reason, ReasonCode
 from crater_core.model.resources import Amounts
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
@@ -178,7 +178,8 @@ def _progress(snapshot: Snapshot, allocation: Allocation, heard: Report, now_ms:
         started_at_ms=now_ms if started else allocation.started_at_ms,
         ready=heard.ready,
     )
-    if moved == snapshot.allocations[allocation.id]:
+    warning, warned = _if_warning(heard.reason), _if_warning(task.reason)
+    if moved == snapshot.allocations[allocation.id] and warning == warned:
         return NO_CHANGES
     after, events = task, ()
     if started:
@@ -187,7 +188,15 @@ def _progress(snapshot: Snapshot, allocation: Allocation, heard: Report, now_ms:
     if heard.ready != task.ready and task.spec.service:
         after = replace(after, ready=heard.ready)
         events += (story(task, "ready" if heard.ready else "not_ready", now_ms, heard.reason),)
+    if warning != warned:
+        after = replace(after, reason=warning)
+        if warning is not None:
+            events += (story(task, "warned", now_ms, warning, node=allocation.node, allocation=allocation.id),)
     return Changes((moved, after) if after is not task else (moved,), events=events)
+
+
+def _if_warning(reason: Reason | None) -> Reason | None:
+    return reason if reason is not None and reason.code in WARNINGS else None
 
 
 def end_allocation(

@@ -52,6 +52,10 @@ class ReasonCode(StrEnum):
     PORTS_SHORT = "ports_short"
     RUNTIME_MISSING = "runtime_missing"
     SPREAD = "spread"
+    # Running, and warned.
+    OVER_MEMORY = "over_memory"
+    OVER_DISK = "over_disk"
+    DISK_NEARLY_FULL = "disk_nearly_full"
     # Ended.
     FINISHED = "finished"
     EXIT_CODE = "exit_code"
@@ -74,6 +78,9 @@ class ReasonCode(StrEnum):
 
 ROOM_WANTED_BACK = frozenset({ReasonCode.PREEMPTED, ReasonCode.DRAINED})
 """An attempt that ended so was not its task's doing: the task goes back to the queue, and has used up no retry."""
+
+WARNINGS = frozenset({ReasonCode.OVER_MEMORY, ReasonCode.OVER_DISK, ReasonCode.DISK_NEARLY_FULL})
+"""Of a task that goes on running."""
 
 Fact = int | str
 
@@ -174,13 +181,16 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.PORTS_SHORT: "{wanted} port(s) wanted, {free} free.",
     _C.RUNTIME_MISSING: "It needs a node that runs {runtime} tasks.",
     _C.SPREAD: "It runs {whom} already, and they are to be kept apart.",
+    _C.OVER_MEMORY: "It uses more memory than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
+    _C.OVER_DISK: "It has written more than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
+    _C.DISK_NEARLY_FULL: "Its scratch space is nearly full: {peak_bytes} of {limit_bytes}.",
     _C.FINISHED: "It ended by itself.",
     _C.EXIT_CODE: "It ended with exit code {exit_code}.",
     _C.SIGNALLED: "It was ended by signal {signal}, which Crater did not send.",
     _C.OOM_KILLED: "It was killed for using more memory than its limit: limit {limit_bytes}, peak {peak_bytes}.",
     _C.MEMORY_EXCEEDED: "It was stopped for using more memory than its limit: limit {limit_bytes}, seen {peak_bytes}.",
     _C.GPU_MEMORY_EXCEEDED: "It was stopped for using more GPU memory than its share: share {limit_mib}, seen {peak_mib}.",
-    _C.DISK_EXCEEDED: "It was stopped for writing more than its disk limit: limit {limit_bytes}, seen {peak_bytes}.",
+    _C.DISK_EXCEEDED: "It wrote as much as its disk limit lets it or more: limit {limit_bytes}, seen {peak_bytes}.",
     _C.TIME_LIMIT: "It was stopped at its time limit of {limit_ms}.",
     _C.CANCELLED: "It was cancelled by {by}{why}.",
     _C.PREEMPTED: "It made room for {by}, which has a higher priority.",
@@ -209,6 +219,9 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.NO_ROOM: "Wait; `crater nodes` shows what runs where. A higher priority moves it ahead in the queue.",
     _C.KEPT_APART: "Wait for one of them to end, or say prefer instead of require.",
     _C.NO_CONTROL_SLOT: "Wait for a run to end, or raise control.slots in an agent.yaml.",
+    _C.OVER_MEMORY: "Cancel it and ask for more memory, or let it free some.",
+    _C.OVER_DISK: "Let it remove what it no longer needs, or cancel it and ask for more disk.",
+    _C.DISK_NEARLY_FULL: "Let it remove what it no longer needs, or cancel it and ask for more disk.",
     _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.GPU_MEMORY_EXCEEDED: "Ask for more gpu_memory, or make the task use less.",

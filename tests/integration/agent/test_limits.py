@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from agent_harness import SchedulerStandIn, as_ordinary_user, poll_until
+
+from crater_agent import disks
 
 MIB = 1024**2
 HOG = "import time\nheld = []\nwhile True:\n    held.append(bytearray(4 << 20))\n    time.sleep(0.02)\n"
@@ -66,7 +69,7 @@ def test_watched_memory_is_warned_of_then_stopped(start, scheduler: SchedulerSta
     assert end.reason.facts["limit_bytes"] == 72 * MIB
     assert 72 * MIB < end.reason.facts["peak_bytes"] < 83 * MIB
     warned = [report for report in scheduler.reports_of("a") if report.status.value == "running" and report.reason]
-    assert warned[0].reason.code.value == "memory_exceeded"
+    assert warned[0].reason.code.value == "over_memory"
 
 
 def test_an_agent_without_rights_says_so_and_watches(start, scheduler: SchedulerStandIn, place: Path):
@@ -168,11 +171,67 @@ def test_whole_cores_are_its_own_where_the_operator_wants_that(start, scheduler:
 
 
 def test_more_disk_than_asked_for_ends_a_task_with_the_numbers(start, scheduler: SchedulerStandIn):
-    start()
+    start(scratch={"hard_limit": "off"})
     scheduler.give("a", ["sh", "-c", "head -c 30000000 /dev/zero > fat; sleep 60"], disk_bytes=20_000_000)
     end = scheduler.final("a", 20)
     assert (end.reason.code.value, end.reason.facts["limit_bytes"]) == ("disk_exceeded", 20_000_000)
     assert end.reason.facts["peak_bytes"] > 20_000_000
+
+
+def test_scratch_space_of_a_fixed_size_is_full_at_its_limit_and_the_end_says_so(start, scheduler: SchedulerStandIn, place: Path):
+    if os.geteuid() != 0:
+        return
+    agent = start(run_as="nobody")
+    before = Path("/proc/mounts").read_text().count(str(agent.data_dir))
+    scheduler.give("all", ["sh", "-c", "head -c 20000000 /dev/zero > fat && stat -c %U ."], disk_bytes=20_000_000)
+    assert scheduler.final("all", 20).status == "succeeded", scheduler.read_log("all", "stderr").text
+    assert scheduler.read_log_text("all") == "nobody\n"
+    scheduler.give("more", ["sh", "-c", "sleep 2.2; head -c 40000000 /dev/zero > fat"], disk_bytes=20_000_000)
+    end = scheduler.final("more", 20)
+    assert "No space left on device" in scheduler.read_log_text("more", "stderr")
+    assert (end.reason.code.value, end.reason.facts["limit_bytes"]) == ("disk_exceeded", 20_000_000)
+    assert 20_000_000 <= end.reason.facts["peak_bytes"] < 25_000_000
+    poll_until(lambda: Path("/proc/mounts").read_text().count(str(agent.data_dir)) == before, what="unmounted")
+    assert not any(path.suffix == ".img" for path in agent.data_dir.rglob("*"))
+
+
+def test_scratch_space_that_is_nearly_full_is_warned_of(start, scheduler: SchedulerStandIn):
+    if os.geteuid() != 0:
+        return
+    start()
+    scheduler.give("a", ["sh", "-c", "head -c 19500000 /dev/zero > fat; sleep 60"], disk_bytes=20_000_000)
+    warned = poll_until(lambda: [report.reason for report in scheduler.reports_of("a") if report.reason])
+    assert (warned[0].code.value, warned[0].facts["limit_bytes"]) == ("disk_nearly_full", 20_000_000)
+    scheduler.change("a", stop=True)
+    assert scheduler.final("a").status == "cancelled"
+
+
+def test_no_scratch_space_is_left_mounted_after_a_crash(start, scheduler: SchedulerStandIn, place: Path):
+    if os.geteuid() != 0:
+        return
+    agent = start(scratch={"keep_failed": "1h"})
+    mounted = lambda: [line for line in Path("/proc/mounts").read_text().splitlines() if str(agent.data_dir) in line]  # noqa: E731
+    for name, script in (("goes-on", "sleep 60"), ("fails", "echo x > kept; exit 1")):
+        os.mkfifo(place / f"go-{name}")
+        scheduler.give(name, ["sh", "-c", f"read line < {place}/go-{name}; {script}"], disk_bytes=20_000_000)
+        scheduler.running(name)
+    assert len(mounted()) == 2
+    agent.kill()
+    # Ended while no agent was there; the third is a mount that no record names.
+    (place / "go-fails").write_text("go\n")
+    stray = agent.data_dir / "scratch" / "stray"
+    disks.make(agent.data_dir / "scratch/.images/stray.img", (stray.mkdir(), stray)[1], 10_000_000, 0, 0)
+    poll_until(lambda: (agent.data_dir / "allocations/fails/exit.json").exists())
+    agent.restart()
+    assert scheduler.final("fails").reason.code.value == "exit_code"
+    poll_until(lambda: len(mounted()) == 1, what="only the one that runs is mounted")
+    assert [path.name for path in (agent.data_dir / "scratch/.kept").iterdir()] == ["fails.img"]
+    scheduler.take("goes-on")
+    (place / "go-goes-on").write_text("go\n")
+    assert scheduler.final("goes-on").status == "cancelled"
+    poll_until(lambda: not mounted(), what="nothing mounted")
+    loops = lambda: subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout.count(str(agent.data_dir))  # noqa: E731
+    poll_until(lambda: not loops(), what="no loop device left")
 
 
 def test_a_task_cannot_read_what_the_agent_keeps(start, scheduler: SchedulerStandIn, place: Path):

@@ -115,7 +115,7 @@ def test_a_time_limit_is_a_failure_with_its_number():
 def test_watched_memory_is_warned_of_then_stopped_with_the_numbers():
     over = replace(RUNS, memory_bytes=105, memory_limit_bytes=100)
     reason = Reason.of(ReasonCode.MEMORY_EXCEEDED, limit_bytes=100, peak_bytes=105)
-    assert _one(WANT, over) == Warn("a", reason)
+    assert _one(WANT, over) == Warn("a", Reason(ReasonCode.OVER_MEMORY, reason.facts))
     warned = replace(over, over_memory_since_ms=1_000)
     assert _one(WANT, warned, 2_499) is None
     assert _one(WANT, warned, 2_500) == Stop("a", Status.FAILED, reason, 3_000)
@@ -131,10 +131,25 @@ def test_memory_that_the_kernel_holds_is_not_judged_again():
     assert _one(WANT, replace(RUNS, memory_bytes=10**12, memory_limit_bytes=None)) is None
 
 
-def test_more_disk_than_asked_for_is_a_failure():
-    action = _one(WANT, replace(RUNS, disk_bytes=11, disk_limit_bytes=10))
+def test_more_disk_than_asked_for_is_warned_of_then_a_failure():
+    over = replace(RUNS, disk_bytes=105, disk_limit_bytes=100)
+    numbers = {"limit_bytes": 100, "peak_bytes": 105}
+    assert _one(WANT, over) == Warn("a", Reason(ReasonCode.OVER_DISK, numbers))
+    warned = replace(over, over_disk_since_ms=1_000)
+    assert _one(WANT, warned, 10_999) is None
+    assert _one(WANT, warned, 11_000) == Stop("a", Status.FAILED, Reason(ReasonCode.DISK_EXCEEDED, numbers), RUNS.grace_ms)
+
+
+def test_much_more_disk_than_asked_for_is_a_failure_at_once():
+    action = _one(WANT, replace(RUNS, disk_bytes=111, disk_limit_bytes=100))
     assert isinstance(action, Stop)
-    assert action.reason == Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=10, peak_bytes=11)
+    assert action.reason == Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=100, peak_bytes=111)
+
+
+def test_a_scratch_space_that_cannot_grow_is_warned_of_before_it_is_full_and_never_stopped():
+    held = replace(RUNS, disk_bytes=96, disk_limit_bytes=100, disk_held=True)
+    assert _one(WANT, held) == Warn("a", Reason.of(ReasonCode.DISK_NEARLY_FULL, limit_bytes=100, peak_bytes=96))
+    assert _one(WANT, replace(held, disk_bytes=102, over_disk_since_ms=0), 10**6) is None
 
 
 def test_an_unhealthy_replica_fails_with_its_story():

@@ -71,6 +71,21 @@ def test_a_report_that_comes_twice_or_late_changes_nothing():
     assert len(world.usage) == 1
 
 
+def test_a_warning_of_the_agent_is_told_once_and_goes_when_it_has_passed():
+    world = World(a_node())
+    task = world.submit(a_spec())
+    allocation = world.run(task)
+    warning = Reason.of(ReasonCode.OVER_MEMORY, limit_bytes=100, peak_bytes=104)
+    world.report(allocation, A.RUNNING, warning)
+    assert not world.report(allocation, A.RUNNING, warning)
+    assert world.task(task).reason == warning
+    assert world.story(task) == ["queued", "allocated", "started", "warned"]
+    world.report(allocation, A.RUNNING)
+    assert world.task(task).reason is None
+    world.report(allocation, A.SUCCEEDED, exit_code=0)
+    assert world.story(task)[-2:] == ["warned", "succeeded"]
+
+
 def test_a_report_under_another_token_is_refused():
     world = World(a_node())
     allocation = world.run(world.submit(a_spec()))
