@@ -53,6 +53,9 @@ def list_quotas(as_json: Json = False) -> None:
         cells = [_cell(policy.used, policy.limits, field, say) for _, field, say in FIELDS]
         projects = ", ".join(policy.projects) or "by name"
         rows.add_row(Text(clean(policy.name), style="bold"), *cells, Text(clean(projects)))
+        guaranteed = [_guaranteed(policy.guarantee, field, say) for _, field, say in FIELDS]
+        if any(guaranteed):
+            rows.add_row(Text("  guaranteed" + (", lent" if policy.lend else ""), style="dim"), *guaranteed, "")
         for user, held in sorted(policy.used_by_user.items()):
             rows.add_row(Text("  " + clean(user), style="dim"), *_user_cells(policy, held), "")
     print_or_say(out(), rows, "No quota policies: anybody may use all there is. `crater quotas set` makes one.")
@@ -65,6 +68,11 @@ def _cell(used: AmountsView, limits: LimitsView, field: str, say: Callable[[int]
         return Text(f"{say(held)}" if held else NOTHING, style="dim")
     full = "red" if held >= limit else "yellow" if held > 0.8 * limit else ""
     return Text.assemble((say(held) if held else "0", full), f" / {say(limit)}")
+
+
+def _guaranteed(guarantee: LimitsView, field: str, say: Callable[[int], str]) -> Text:
+    amount: int | None = getattr(guarantee, field)
+    return Text(say(amount) if amount is not None else "", style="dim")
 
 
 def _user_cells(policy: QuotaView, held: AmountsView) -> list[Text]:
@@ -88,22 +96,32 @@ def set_quota(
     user_cpu: Annotated[str | None, option("COUNT", "Cores for one user.")] = None,
     user_memory: Annotated[str | None, option("SIZE", "Memory for one user.")] = None,
     user_disk: Annotated[str | None, option("SIZE", "Disk for one user.")] = None,
+    guarantee_gpu: Annotated[str | None, option("COUNT", "GPUs that others leave, or give back.")] = None,
+    guarantee_cpu: Annotated[str | None, option("COUNT", "Likewise, cores.")] = None,
+    guarantee_memory: Annotated[str | None, option("SIZE", "Likewise, memory.")] = None,
+    guarantee_disk: Annotated[str | None, option("SIZE", "Likewise, disk.")] = None,
+    lend: Annotated[bool, typer.Option("--lend", help="Others may use what is guaranteed, until it is wanted back.")] = False,
     project: Annotated[list[str] | None, option("NAME", "It holds for this project; several times.")] = None,
     as_json: Json = False,
 ) -> None:
     """Create a policy, or change one: it becomes what the flags say, and a limit not given is none.
 
     [bold]crater quotas set dev-quota --gpu 1 --cpu 8 --memory 32GB --disk 100GB --project sandbox[/]
+
+    [bold]crater quotas set vision-quota --gpu 8 --guarantee-gpu 4 --lend --project vision[/]
     """
     limits = {"gpu": gpu, "cpu": cpu, "memory": memory, "disk": disk}
     user_limits = {"gpu": user_gpu, "cpu": user_cpu, "memory": user_memory, "disk": user_disk}
+    guarantee = {"gpu": guarantee_gpu, "cpu": guarantee_cpu, "memory": guarantee_memory, "disk": guarantee_disk}
+    given = {"limits": limits, "user_limits": user_limits, "guarantee": guarantee}
     body: dict[str, Any] = {
-        "projects": project or [],
-        "limits": {key: value for key, value in limits.items() if value is not None},
-        "user_limits": {key: value for key, value in user_limits.items() if value is not None},
+        name: {key: value for key, value in amounts.items() if value is not None} for name, amounts in given.items()
     }
-    if not body["limits"] and not body["user_limits"]:
-        raise InvalidRequest("a policy needs a limit: --gpu, --cpu, --memory, --disk, or one for each user (--user-gpu ...)")
+    if not any(body.values()):
+        raise InvalidRequest(
+            "a policy needs a limit: --gpu, --cpu, --memory, --disk, or one for each user (--user-gpu ...), or a guarantee"
+        )
+    body |= {"projects": project or [], "lend": lend}
     with client() as crater:
         policy = crater.set_quota(name, body)
     if as_json:
@@ -114,7 +132,7 @@ def set_quota(
             for heading, field, say in FIELDS
             if (limit := getattr(policy.limits, field)) is not None
         ]
-        note(f"Policy {clean(name)}: {', '.join(limits_set) or 'limits for each user only'}.")
+        note(f"Policy {clean(name)}: {', '.join(limits_set) or 'no limit in all'}.")
 
 
 @quotas_app.command("remove")

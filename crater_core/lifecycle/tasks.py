@@ -12,7 +12,7 @@ from crater_core.lifecycle.steps import allocation_step, task_step
 from crater_core.model.after import waiting_for
 from crater_core.model.allocation import Allocation, AllocationStatus, Gang, Placement
 from crater_core.model.history import Event
-from crater_core.model.reason import ROOM_WANTED_BACK, WARNINGS, Reason, ReasonCode
+from crater_core.model.reason import ROOM_WANTED_BACK, TAKEN_FOR_ANOTHER, WARNINGS, Reason, ReasonCode
 from crater_core.model.resources import Amounts
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
@@ -53,6 +53,8 @@ def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
     for preemption in plan.preemptions:
         victim = snapshot.allocations[preemption.victim]
         reason = Reason.of(ReasonCode.PREEMPTED, by=preemption.preemptor)
+        if preemption.policy:
+            reason = Reason.of(ReasonCode.RECLAIMED, by=preemption.preemptor, policy=preemption.policy)
         parts.append(stop_allocation(snapshot, victim, reason, now_ms, "preempting"))
     for task_id, reason in (plan.waiting if plan.news is None else plan.news).items():
         task = snapshot.tasks[task_id]
@@ -284,7 +286,7 @@ def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int) -
         reason=reason,
         queued_at_ms=now_ms,
         not_before_ms=now_ms + wait_ms,
-        preemptions=task.preemptions + (code is ReasonCode.PREEMPTED),
+        preemptions=task.preemptions + (code in TAKEN_FOR_ANOTHER),
         excused=task.excused + (code in ROOM_WANTED_BACK),
         allocation=None,
         exit_code=None,

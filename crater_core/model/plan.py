@@ -11,10 +11,13 @@ from crater_core.model.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Stop the allocation `victim` to make room for the task `preemptor`."""
+    """Stop the allocation `victim` to make room for the task `preemptor`: a more important one, or one within what `policy`
+    is guaranteed and had lent.
+    """
 
     victim: str
     preemptor: str
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Limits on what the tasks of some projects may hold at one time."""
+"""Limits on what the tasks of some projects may hold at one time, and what is guaranteed to them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ class Limits:
     disk_bytes: int | None = None
 
 
+_NOTHING = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaPolicy:
     """A limit for the projects it names (none named: any project may use it by name), and one for each user inside it.
+
+    `guarantee` is room that others do not take: it is kept free, or with `lend` lent and taken back when it is wanted. Use above
+    the guarantee, up to the limit, is borrowed.
 
     A task counts against the policy it names; without one, against every policy that names its project.
     """
@@ -28,3 +34,10 @@ class QuotaPolicy:
     projects: tuple[str, ...] = ()
     limits: Limits = Limits()
     user_limits: Limits = Limits()
+    guarantee: Limits = Limits()
+    lend: bool = False
+
+    @property
+    def guarantees(self) -> bool:
+        """Whether anything is guaranteed."""
+        return self.guarantee != _NOTHING

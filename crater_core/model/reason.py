@@ -23,6 +23,7 @@ class ReasonCode(StrEnum):
     LARGER_THAN_QUOTA = "larger_than_quota"
     # Waiting, most useful to the person first.
     QUOTA_USED_UP = "quota_used_up"
+    KEPT_FOR_GUARANTEE = "kept_for_guarantee"
     NO_NODE_READY = "no_node_ready"
     LABELS_MISMATCH = "labels_mismatch"
     GPU_TYPE_MISSING = "gpu_type_missing"
@@ -67,6 +68,7 @@ class ReasonCode(StrEnum):
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
+    RECLAIMED = "reclaimed"
     DRAINED = "drained"
     START_FAILED = "start_failed"
     EXIT_UNKNOWN = "exit_unknown"
@@ -76,7 +78,9 @@ class ReasonCode(StrEnum):
     DEPENDENCY_FAILED = "dependency_failed"
 
 
-ROOM_WANTED_BACK = frozenset({ReasonCode.PREEMPTED, ReasonCode.DRAINED})
+TAKEN_FOR_ANOTHER = frozenset({ReasonCode.PREEMPTED, ReasonCode.RECLAIMED})
+"""Stopped for the task that the fact `by` names."""
+ROOM_WANTED_BACK = TAKEN_FOR_ANOTHER | {ReasonCode.DRAINED}
 """An attempt that ended so was not its task's doing: the task goes back to the queue, and has used up no retry."""
 
 WARNINGS = frozenset({ReasonCode.OVER_MEMORY, ReasonCode.OVER_DISK, ReasonCode.DISK_NEARLY_FULL})
@@ -94,7 +98,7 @@ class Reason:
     """One code with the facts its sentence needs.
 
     A whole-number fact says its unit in the last part of its name (`limit_bytes`). Where a fact `resource` (cpu, memory,
-    disk, gpu, gpu_memory) stands beside `wanted`, `free`, `best`, `largest`, `limit` or `used`, those are in that
+    disk, gpu, gpu_memory) stands beside `wanted`, `free`, `best`, `largest`, `limit`, `used` or `kept`, those are in that
     resource's unit: thousandths, bytes, bytes, thousandths, MiB.
     """
 
@@ -132,7 +136,7 @@ class _Shown(dict[str, str]):
 _UNITS: dict[str, Callable[[int], str]] = {"bytes": show_bytes, "mib": show_mib, "milli": show_milli, "ms": show_duration}
 _RESOURCE_UNITS = {"cpu": "milli", "memory": "bytes", "disk": "bytes", "gpu": "milli", "gpu_memory": "mib"}
 _RESOURCE_WORDS = {"cpu": "cores", "memory": "of memory", "disk": "of disk", "gpu": "GPU", "gpu_memory": "of GPU memory"}
-_OF_THE_RESOURCE = {"wanted", "free", "best", "largest", "limit", "used"}
+_OF_THE_RESOURCE = {"wanted", "free", "best", "largest", "limit", "used", "kept"}
 
 
 def _show(name: str, fact: Fact, resource: str) -> str:
@@ -153,6 +157,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.LARGER_THAN_CLUSTER: "It asks for {members} members, all nodes together could run {largest} at most.",
     _C.LARGER_THAN_QUOTA: "It asks for {wanted} {resource}, more than the whole limit of quota policy {policy} ({limit}).",
     _C.QUOTA_USED_UP: "Quota policy {policy} allows {limit} {resource}; {used} are in use and this asks for {wanted}.",
+    _C.KEPT_FOR_GUARANTEE: "{free} {resource} are free, of which {kept} are kept for what is guaranteed to {policy}; "
+    "this asks for {wanted}.",
     _C.NO_NODE_READY: "No node is ready ({nodes} known).",
     _C.LABELS_MISMATCH: "No ready node has the labels {labels}.",
     _C.GPU_TYPE_MISSING: "No ready node has such a GPU: wanted {types}; present {present}.",
@@ -160,7 +166,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.FRAGMENTED: "{free} {resource} are free in all, but no single {place} has the {wanted} asked for (most on one: {best}).",
     _C.NO_ROOM: "All nodes that could run this are busy: it asks for {wanted} {resource}, {free} are free in all.",
     _C.NO_CONTROL_SLOT: "All {slots} control slots are taken by run workers.",
-    _C.WAITING_FOR_PREEMPTION: "Room is being made by stopping {victims} lower-priority task(s).",
+    _C.WAITING_FOR_PREEMPTION: "Room is being made by stopping {victims} other task(s).",
     _C.WAITING_FOR_TASKS: "It comes after {count} task(s) that have not ended; the first is {first}.",
     _C.ARRAY_LIMIT: "Of its array {running} run already, the most that may at one time ({limit}).",
     _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
@@ -195,6 +201,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.CANCELLED: "It was cancelled by {by}{why}.",
     _C.PREEMPTED: "It made room for {by}, which has a higher priority.",
     _C.DRAINED: "The node {node} was drained by {by}{why}.",
+    _C.RECLAIMED: "It made room for {by}: quota policy {policy} took back what it had lent.",
     _C.START_FAILED: "It could not be started on {node}: {why}.",
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
@@ -211,6 +218,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.LARGER_THAN_CLUSTER: "Ask for fewer or smaller members, or add nodes.",
     _C.LARGER_THAN_QUOTA: "Ask for less, or have an administrator raise the policy's limit.",
     _C.QUOTA_USED_UP: "Wait for a task under this policy to end; `crater quotas` shows who uses it.",
+    _C.KEPT_FOR_GUARANTEE: "Wait, or have an administrator let the policy lend what it does not use (`crater quotas`).",
     _C.NO_NODE_READY: "Start an agent, or look at `crater nodes` for lost and cordoned ones.",
     _C.LABELS_MISMATCH: "Change the label selector, or label a node in its agent.yaml; `crater nodes` shows the labels.",
     _C.GPU_TYPE_MISSING: "Name a type that is present, or leave the type open.",

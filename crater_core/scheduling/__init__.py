@@ -9,6 +9,7 @@ from crater_core.scheduling.fragmentation import learn_workload as learn_workloa
 from crater_core.scheduling.overview import PoolView as PoolView
 from crater_core.scheduling.overview import ProjectShare as ProjectShare
 from crater_core.scheduling.overview import QuotaUse as QuotaUse
+from crater_core.scheduling.overview import borrowed as borrowed
 from crater_core.scheduling.overview import device_use as device_use
 from crater_core.scheduling.overview import free_amounts as free_amounts
 from crater_core.scheduling.overview import pool_overview as pool_overview

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import GpuDevice, Node, PoolKind, SharingMode
 from crater_core.model.prices import Make
-from crater_core.model.reason import ReasonCode
+from crater_core.model.reason import TAKEN_FOR_ANOTHER
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.units import MILLI
 
@@ -63,6 +63,8 @@ class Columns:
         self.ports_used: list[set[int]] = []
         self.leaving: dict[int, dict[str, int]] = {}
         """Per row, the tasks for which allocations are being stopped there, and how many."""
+        self.stopping: set[int] = set()
+        """Rows on which something is being stopped, for whatever reason."""
         self.held: dict[str, dict[Bucket, Held]] = {}
         """Per node name, what each bucket holds there: the source of quota use."""
         self.held_in_all: dict[Bucket, Held] = {}
@@ -156,6 +158,7 @@ class Columns:
         self.devices = [[] for _ in self.names]
         self.ports_used = [set() for _ in self.names]
         self.leaving = {}
+        self.stopping = set()
         self._reset(len(self.names), max((len(node.devices) for node in self.nodes), default=1) or 1)
         self.void()
         self.declarations += 1
@@ -206,9 +209,12 @@ class Columns:
         ports: set[int] = set()
         newest, limited, lowest = 0, 0, NOTHING_RUNS
         self.leaving.pop(row, None)
+        self.stopping.discard(row)
         for allocation in allocations:
             held = allocation.held
             limited += foretold_end(snapshot, allocation) is not None
+            if allocation.status is AllocationStatus.STOPPING:
+                self.stopping.add(row)
             preemptor = stopped_for(allocation)
             if preemptor is not None:
                 leaving = self.leaving.setdefault(row, {})
@@ -299,7 +305,7 @@ class Columns:
 def stopped_for(allocation: Allocation) -> str | None:
     """The task to which an allocation that is being stopped gives its room."""
     reason = allocation.reason
-    if allocation.status is not AllocationStatus.STOPPING or reason is None or reason.code is not ReasonCode.PREEMPTED:
+    if allocation.status is not AllocationStatus.STOPPING or reason is None or reason.code not in TAKEN_FOR_ANOTHER:
         return None
     return str(reason.facts.get("by", ""))
 

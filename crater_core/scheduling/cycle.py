@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
+import numpy as np
+
 from crater_core.model.allocation import Placement
 from crater_core.model.plan import Plan, Preemption
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
-from crater_core.model.task import Task
+from crater_core.model.task import Apart, Task
 from crater_core.scheduling.arrays import array_full
 from crater_core.scheduling.columns import Held
 from crater_core.scheduling.diagnosis import why_nothing_fits
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
+from crater_core.scheduling.guarantees import Guarantees
 from crater_core.scheduling.keeping import Keeping
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.order import Order, Ranks
-from crater_core.scheduling.preemption import choose_victims
+from crater_core.scheduling.preemption import ByGuarantee, ByPriority, Right, Wanted, choose_victims
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, listed
 from crater_core.scheduling.spread import Neighbours
@@ -57,6 +60,7 @@ class Cycle:
         self.quotas = QuotaBook(snapshot.policies, held)
         self.shares = Shares(memory.columns, held, snapshot.settings, snapshot.past, now_ms)
         self.neighbours = Neighbours(snapshot)
+        self.guarantees = Guarantees(snapshot, self.quotas, memory.columns)
         self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
         self.placements: list[Placement] = []
         self.preemptions: list[Preemption] = []
@@ -64,6 +68,8 @@ class Cycle:
         self.news: dict[str, Reason] = {task: memory.queue.held[task] for task in memory.queue.held_news}
         self._started: Counter[str] = Counter()
         """By array, how many of it this cycle has placed."""
+        self._stopped: set[str] = set()
+        """Tasks that this cycle stops for others."""
         self._settled: set[str] = set()
         """Tasks that were decided before their turn."""
         self._fits: dict[int, Fits] = {}
@@ -77,7 +83,7 @@ class Cycle:
         for lane, start in islice(order, self.snapshot.settings.cycle_tasks_max):
             task = lane.places[start][1]
             reason = None if task in self._settled else self._place(lane, task)
-            if reason is None:
+            if reason is None or self._room_is_made(lane, task, reason):
                 order.advance(lane, start + 1)
                 continue
             self._leave(lane, start, reason)
@@ -178,6 +184,7 @@ class Cycle:
             self._undo(mark, first)
             return refusal
         self.quotas.take(lane.project, lane.user, lane.quota_policy, held)
+        self.guarantees.take(held)
         self.shares.take(lane.project, held)
         return None
 
@@ -186,7 +193,8 @@ class Cycle:
         del self.placements[first:]
 
     def _over_quota(self, lane: Lane, wanted: Held) -> Reason | None:
-        return self.quotas.refusal(lane.project, lane.user, lane.quota_policy, wanted)
+        refused = self.quotas.refusal(lane.project, lane.user, lane.quota_policy, wanted)
+        return refused or self.guarantees.refusal(lane.project, lane.quota_policy, wanted)
 
     def _fits_of(self, lane: Lane) -> Fits:
         found = self._fits.get(id(lane))
@@ -199,14 +207,9 @@ class Cycle:
     def _leave(self, lane: Lane, start: int, reason: Reason) -> None:
         """Room and quota only shrink within a cycle: what holds for the first of a lane holds for those behind it."""
         queued_at_ms, task = lane.places[start]
-        behind = start
-        if reason.code in _FOR_WANT_OF_ROOM and not lane.control:
-            fits = self._fits_of(lane)
-            if lane.shape.strategy == "preemptive" and lane.members == 1 and self._preempt(lane, fits, task):
-                behind += 1
-            elif self.snapshot.settings.passing == "backfill":
-                self.keeping.reserve(fits, task, lane.fewest, self.now_ms - queued_at_ms)
-        self._wait(lane, behind, reason)
+        if reason.code in _FOR_WANT_OF_ROOM and not lane.control and self.snapshot.settings.passing == "backfill":
+            self.keeping.reserve(self._fits_of(lane), task, lane.fewest, self.now_ms - queued_at_ms)
+        self._wait(lane, start, reason)
 
     def _wait(self, lane: Lane, start: int, reason: Reason) -> None:
         """The tasks of the lane from `start` on, but for those decided before, wait for this reason."""
@@ -230,20 +233,42 @@ class Cycle:
 
     # --- preemption
 
-    def _preempt(self, lane: Lane, fits: Fits, task: str) -> bool:
-        """Stop less important tasks so that this one fits, and keep the room they leave."""
-        barred = set(self.keeping.rows)
+    def _room_is_made(self, lane: Lane, task: str, reason: Reason) -> bool:
+        """Stop others so that this task fits, where it has a right to that, and keep the room they leave."""
+        if reason.code not in _FOR_WANT_OF_ROOM or lane.control:
+            return False
+        fits = self._fits_of(lane)
+        lender = self.guarantees.lender(lane.project, lane.quota_policy, [lane.fewest * want for want in fits.wanted])
+        if lender is not None and self._stop_for(lane, fits, task, ByGuarantee(lender, self.guarantees), lender):
+            return True
+        if lane.shape.strategy != "preemptive":
+            return False
+        own = tuple(policy.name for policy in self.quotas.policies_for(lane.project, lane.quota_policy))
+        return self._stop_for(lane, fits, task, ByPriority(lane.priority, own, self.guarantees))
+
+    def _stop_for(self, lane: Lane, fits: Fits, task: str, right: Right, policy: str = "") -> bool:
+        barred, alone = set(self.keeping.rows), False
         if lane.apart is not None:
             barred |= self.neighbours.barred(fits, lane.apart, self.placements, len(self.placements))
-        victims = choose_victims(self.snapshot, fits, lane.priority, self.now_ms, barred)
+            alone = lane.apart.members is Apart.REQUIRE
+        wanted = Wanted(fits, lane.fewest, 1 if alone else lane.fewest)
+        victims = choose_victims(self.snapshot, wanted, right, self.now_ms, barred, self._stopped)
         if victims is None:
             return False
         stopped = [id for victim in victims.tasks for id in sorted(self.snapshot.by_task[victim])]
-        self.preemptions += [Preemption(id, task) for id in stopped]
-        self.keeping.keep(victims.row, task)
+        self.preemptions += [Preemption(id, task, policy) for id in stopped]
+        self.guarantees.stop(victims.tasks)
+        self._stopped.update(victims.tasks)
+        self.keeping.keep_all(victims.rows, task)
+        self._promise(lane)
         self._settled.add(task)
         self._wait_alone(self.snapshot.tasks[task], Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=len(stopped)))
         return True
+
+    def _promise(self, lane: Lane) -> None:
+        """Room that is being made counts as used, so that a quota is not passed once it is there."""
+        wanted = [lane.fewest * want for want in self._fits_of(lane).wanted]
+        self.quotas.take(lane.project, lane.user, lane.quota_policy, wanted)
 
     def _preemptors_first(self) -> None:
         """Room that victims leave belongs to the task they were stopped for, until it has been placed."""
@@ -262,6 +287,9 @@ class Cycle:
                 self.keeping.release(task)
                 self._settled.add(task)
             elif task in victims:
+                if lane.members > 1:  # What its members need beside the room that victims leave.
+                    self.keeping.keep_all(np.flatnonzero(self._fits_of(lane).score > NEVER).tolist(), task)
+                self._promise(lane)
                 reason = Reason.of(ReasonCode.WAITING_FOR_PREEMPTION, victims=victims[task])
                 self._wait_alone(self.snapshot.tasks[task], reason)
                 self._settled.add(task)

@@ -15,6 +15,7 @@ from crater_core.scheduling.arrays import array_full
 from crater_core.scheduling.diagnosis import Rejections, why_nothing_fits
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
+from crater_core.scheduling.guarantees import Guarantees
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory, memory_of
 from crater_core.scheduling.order import Ranks
@@ -58,7 +59,9 @@ def _why(snapshot: Snapshot, memory: Memory, spec: TaskSpec) -> Reason | None:
     if spec.type is not TaskType.CONTROL:
         book = QuotaBook(snapshot.policies, memory.columns.held_in_all)
         wanted = held_of(spec.request.amounts.times(spec.members_fewest))
+        guarantees = Guarantees(snapshot, book, memory.columns)
         refusal = book.refusal(spec.project, spec.user, spec.quota_policy, wanted)
+        refusal = refusal or guarantees.refusal(spec.project, spec.quota_policy, wanted)
         if refusal is not None:
             return refusal
     if spec.array is not None and (full := array_full(snapshot, spec.array)):

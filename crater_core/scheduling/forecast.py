@@ -55,6 +55,27 @@ class Room:
             for kind, compute, memory, user in zip(self._kinds, self.compute, self.memory, self.user, strict=True)
         )
 
+    def copies(self, most: int) -> int:
+        """How many copies of the shape fit at once, counted up to `most`."""
+        if most == 1:
+            return int(self.fits())
+        needs = [(free, need) for free, need in zip(self.free, self._needs, strict=True) if need > 0]
+        copies = min([most, *(max(0, free) // need for free, need in needs)])
+        count = self._fits.count
+        if not count:
+            return copies
+        shares = [self._shares_of(slot, most) for slot in range(len(self._kinds))]
+        while copies and sum(min(share, copies) for share in shares) < copies * count:
+            copies -= 1
+        return copies
+
+    def _shares_of(self, slot: int, most: int) -> int:
+        """How many copies one device could serve."""
+        fits, (compute, memory) = self._fits, self._fits.device_needs[self._kinds[slot]]
+        if fits.shape.user is not None and self.user[slot] not in (NOBODY, fits.user):
+            return 0
+        return min(most, max(0, self.compute[slot]) // compute, max(0, self.memory[slot]) // memory if memory else most)
+
     def release(self, snapshot: Snapshot, allocation_id: str) -> None:
         """The room of a running allocation, back."""
         allocation = snapshot.allocations[allocation_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,10 @@ class Keeping:
     def keep(self, row: int, holder: str) -> None:
         """Until the holder has been placed."""
         self.rows.setdefault(row, Keep(holder))
+
+    def keep_all(self, rows: Iterable[int], holder: str) -> None:
+        for row in rows:
+            self.keep(row, holder)
 
     def release(self, holder: str) -> None:
         self.rows = {row: keep for row, keep in self.rows.items() if keep.holder != holder}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from crater_core.errors import NotFound
 from crater_core.model.node import GpuDevice, Node, PoolKind
+from crater_core.model.quota import Limits
 from crater_core.model.resources import NOTHING, Amounts
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import TaskType
@@ -133,6 +134,20 @@ def quota_use(snapshot: Snapshot) -> dict[str, QuotaUse]:
             by_user = {**known.by_user, spec.user: known.by_user.get(spec.user, NOTHING) + allocation.held}
             use[policy.name] = QuotaUse(known.used + allocation.held, by_user)
     return use
+
+
+def borrowed(used: Amounts, guarantee: Limits) -> Amounts:
+    """What is used above a guarantee, of the resources that it names."""
+
+    def above(used: int, guarantee: int | None) -> int:
+        return 0 if guarantee is None else max(0, used - guarantee)
+
+    return Amounts(
+        above(used.cpu_milli, guarantee.cpu_milli),
+        above(used.memory_bytes, guarantee.memory_bytes),
+        above(used.disk_bytes, guarantee.disk_bytes),
+        above(used.gpu_milli, guarantee.gpu_milli),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 
 from crater_core.model.after import waiting_for
-from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.reason import TAKEN_FOR_ANOTHER, Reason, ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Array, Task, TaskType
 from crater_core.scheduling.shapes import Shape, shape_of
@@ -131,7 +131,7 @@ class Queue:
                 if task.reason is None or task.reason.code is not waits.code:
                     self.held_news.add(name)
                 continue
-            if task.reason is not None and task.reason.code is ReasonCode.PREEMPTED:
+            if task.reason is not None and task.reason.code in TAKEN_FOR_ANOTHER:
                 self.preemptors[name] = str(task.reason.facts.get("by", ""))
             if task.not_before_ms > now_ms:
                 self.delayed[name] = task

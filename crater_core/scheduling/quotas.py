@@ -50,6 +50,9 @@ class QuotaBook:
             for key in ((policy.name, None), (policy.name, user)):
                 add(self.used.setdefault(key, [0] * 5), amounts, sign)
 
+    def used_of(self, policy: str) -> Held:
+        return self.used.get((policy, None), _NONE)
+
     def refusal(self, project: str, user: str, named: str | None, wanted: Held) -> Reason | None:
         """The first limit that the amounts would pass."""
         if named is not None and named not in self._policies:

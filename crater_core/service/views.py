@@ -11,7 +11,7 @@ from crater_core.lifecycle.tasks import may_run_again
 from crater_core.model.allocation import Allocation
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.task import TaskStatus
-from crater_core.scheduling import device_use, free_amounts, pool_overview, project_shares, quota_use
+from crater_core.scheduling import borrowed, device_use, free_amounts, pool_overview, project_shares, quota_use
 from crater_core.service.engine import Engine
 from crater_core.store.protocol import StoredTask
 from crater_core.wire.agents import lease_of
@@ -103,6 +103,9 @@ def show_quotas(engine: Engine) -> list[QuotaView]:
             projects=list(policy.projects),
             limits=LimitsView.of(policy.limits),
             user_limits=LimitsView.of(policy.user_limits),
+            guarantee=LimitsView.of(policy.guarantee),
+            lend=policy.lend,
+            borrowed=AmountsView.of(borrowed(uses[name].used, policy.guarantee)),
             used=AmountsView.of(uses[name].used),
             used_by_user={user: AmountsView.of(amounts) for user, amounts in sorted(uses[name].by_user.items())},
         )

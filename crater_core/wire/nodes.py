@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from crater_core.model.node import GpuDevice, Node
 from crater_core.model.quota import Limits, QuotaPolicy
@@ -153,9 +153,23 @@ class QuotaBody(Incoming):
     projects: tuple[Slug, ...] = Field(default=(), description="the projects it holds for; empty: any, by name")
     limits: LimitsBody = LimitsBody()
     user_limits: LimitsBody = Field(default=LimitsBody(), description="for each user inside the policy")
+    guarantee: LimitsBody = Field(default=LimitsBody(), description="room that others do not take, or give back")
+    lend: bool = Field(default=False, description="others may use what is guaranteed and not used, until it is wanted back")
+
+    @model_validator(mode="after")
+    def _guarantee_within_limits(self) -> QuotaBody:
+        for field, unit in (("gpu", 1000), ("cpu", 1000), ("memory", 1), ("disk", 1)):
+            guarantee, limit = getattr(self.guarantee, field), getattr(self.limits, field)
+            if guarantee is not None and limit is not None and guarantee > limit:
+                found = f"guarantee.{field} is {guarantee / unit:g}, more than limits.{field}, {limit / unit:g}"
+                raise ValueError(f"{found}: a policy can be guaranteed no more than its limit")
+        if self.lend and self.guarantee == LimitsBody():
+            raise ValueError("lend needs a guarantee to lend: set guarantee.gpu, .cpu, .memory or .disk")
+        return self
 
     def to_policy(self, name: str) -> QuotaPolicy:
-        return QuotaPolicy(name, self.projects, self.limits.to_limits(), self.user_limits.to_limits())
+        limits, user_limits, guarantee = (one.to_limits() for one in (self.limits, self.user_limits, self.guarantee))
+        return QuotaPolicy(name, self.projects, limits, user_limits, guarantee, self.lend)
 
 
 class LimitsView(Outgoing):
@@ -175,10 +189,15 @@ class LimitsView(Outgoing):
 
 
 class QuotaView(Outgoing):
+    """`borrowed` is what is used above the guarantee, of the resources that one is set for."""
+
     name: str
     projects: list[str]
     limits: LimitsView
     user_limits: LimitsView
+    guarantee: LimitsView = LimitsView()
+    lend: bool = False
+    borrowed: AmountsView = AmountsView()
     used: AmountsView
     used_by_user: dict[str, AmountsView] = {}
 

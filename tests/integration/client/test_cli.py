@@ -151,6 +151,10 @@ def test_over_the_whole_quota_is_code_4(crater):
     assert "1 / 1" not in crater("quotas")[1]
     code, _, err = crater("submit", "--quota", "tiny", "--cpu", "2", "true")
     assert (code, "more than the whole limit of quota policy tiny (1)" in err) == (4, True)
+    assert crater("quotas", "set", "tiny", "--cpu", "2", "--guarantee-cpu", "1", "--lend")[0] == 0
+    assert "guaranteed, lent" in crater("quotas")[1]
+    code, _, err = crater("quotas", "set", "tiny", "--cpu", "1", "--guarantee-cpu", "2")
+    assert (code, "guarantee.cpu is 2, more than limits.cpu, 1" in err) == (2, True)
     assert crater("quotas", "remove", "tiny")[0] == 0
     assert crater("quotas", "remove", "tiny")[0] == 3
 

@@ -137,9 +137,9 @@ def test_a_task_or_gang_is_placed_exactly_when_some_way_exists(cluster: tuple[Sn
 
 
 @given(clusters(), tasks("new", priority=90))
-def test_a_task_preempts_exactly_when_stopping_some_on_one_node_is_enough(cluster: tuple[Snapshot, bool], task: Task) -> None:
+def test_a_task_or_gang_stops_exactly_as_many_as_it_takes(cluster: tuple[Snapshot, bool], task: Task) -> None:
     snapshot, shareable = cluster
-    task = replace(task, spec=replace(task.spec, members=1, strategy="preemptive"))
+    task = replace(task, spec=replace(task.spec, strategy="preemptive"))
     snapshot.advance([task])
     plan = schedule(snapshot, 100)
     if plan.placements:
@@ -150,14 +150,15 @@ def test_a_task_preempts_exactly_when_stopping_some_on_one_node_is_enough(cluste
     assert len(chosen) == (fewest or 0)
     if chosen:
         assert can_place(state_of(snapshot, frozenset(chosen)), task, shareable)
+    for spared in chosen:
+        assert not can_place(state_of(snapshot, frozenset(chosen - {spared})), task, shareable)
 
 
 def fewest_victims(snapshot: Snapshot, task: Task, shareable: bool) -> int | None:
-    """By trying every set of the tasks of every node: how many must stop; None when no set is enough."""
+    """By trying every set of what runs: how many must stop; None when no set is enough."""
+    running = sorted(snapshot.by_task)
     sizes = [
         size
-        for allocations in snapshot.by_node.values()
-        for running in [sorted({allocation.task for allocation in allocations.values()})]
         for size in range(1, len(running) + 1)
         for chosen in combinations(running, size)
         if can_place(state_of(snapshot, frozenset(chosen)), task, shareable)

@@ -85,7 +85,14 @@ def clusters(draw: st.DrawFn) -> tuple[list[Node], list[Task], list[QuotaPolicy]
     limit = st.one_of(st.none(), st.integers(0, 6000))
     policies = [
         QuotaPolicy("named", (), Limits(draw(limit), draw(limit)), Limits(None, draw(limit))),
-        QuotaPolicy("ml-quota", ("ml",), Limits(draw(limit), draw(limit)), Limits(draw(limit), None)),
+        QuotaPolicy(
+            "ml-quota",
+            ("ml",),
+            Limits(draw(limit), draw(limit)),
+            Limits(draw(limit), None),
+            draw(st.sampled_from([Limits(), Limits(gpu_milli=1000), Limits(2000, 3000)])),
+            draw(st.booleans()),
+        ),
     ]
     return (
         [draw(nodes(f"n{i}")) for i in range(draw(st.integers(0, 4)))],

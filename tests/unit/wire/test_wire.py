@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from crater_core import errors
+from crater_core.model.quota import Limits
 from crater_core.model.resources import GpuRequest
+from crater_core.wire.nodes import QuotaBody
 from crater_core.wire.problems import error_of, problem_of, status_of
 from crater_core.wire.resources import Resources
 from crater_core.wire.services import ServiceBody
@@ -111,3 +113,12 @@ def test_an_unknown_problem_becomes_the_nearest_error():
     assert type(error_of(404, {"detail": "gone"})) is errors.NotFound
     assert type(error_of(500, {})) is errors.Unavailable
     assert type(error_of(418, {"type": "urn:crater:teapot"})) is errors.InvalidRequest
+
+
+def test_a_guarantee_above_its_limit_is_refused_with_both_numbers():
+    with pytest.raises(ValidationError, match=r"guarantee.gpu is 4, more than limits.gpu, 2"):
+        QuotaBody.model_validate({"limits": {"gpu": 2}, "guarantee": {"gpu": 4}})
+    with pytest.raises(ValidationError, match="lend needs a guarantee"):
+        QuotaBody.model_validate({"limits": {"gpu": 2}, "lend": True})
+    policy = QuotaBody.model_validate({"guarantee": {"gpu": 2, "memory": "1GB"}, "lend": True}).to_policy("q")
+    assert (policy.guarantee, policy.lend) == (Limits(gpu_milli=2000, memory_bytes=10**9), True)
