@@ -52,6 +52,11 @@ def higher_is_better(id: str, value: float, unit: str, peer: str, peer_value: fl
     )
 
 
+def at_most(id: str, value: float, unit: str, limit: float) -> Figure:
+    """A target without a peer that could be measured here."""
+    return Figure(id, rounded(value), unit, target=f"at most {limit:g} {unit}", met=value <= limit, machine=machine())
+
+
 def plain(id: str, value: float, unit: str) -> Figure:
     """A yardstick: no peer, no target."""
     return Figure(id, rounded(value), unit, machine=machine())

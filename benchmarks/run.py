@@ -1,4 +1,4 @@
-"""`make bench`: measures everything there is to measure here, and writes it down. `--only tasks,chain` takes a part."""
+"""`make bench`: measures everything there is to measure here, and writes it down. `--only tasks,dagster` takes a part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _placement() -> list[dict[str, Any]]:
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
-    "chain": _on_a_cluster("benchmarks.chain"),
+    "dagster": _on_a_cluster("benchmarks.dagster_runs"),
     "placement": _placement,
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from dagster import AssetMaterialization, DagsterInstance, DagsterRun, MetadataValue
@@ -53,6 +53,7 @@ from dagster._serdes import serialize_value as serialize_value
 
 PIPES_CLIENT = "crater"
 STATEMENT_TIMEOUT_MS = 600_000
+SQLITE_TIMEOUT_S = 30
 FINAL_STEP_EVENTS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_FAILURE, DagsterEventType.STEP_UP_FOR_RETRY}
 
 
@@ -131,11 +132,43 @@ def open_instance() -> AbstractContextManager[DagsterInstance]:
 
 def keep_connections(instance: DagsterInstance) -> list[Any]:
     """Have the storages keep a database connection between two uses, as Dagster's web server does; a connection for each
-    event costs ten times the event. The SQLAlchemy engines that keep one now; none for SQLite."""
+    event costs ten times the event. The SQLAlchemy engines that keep one to a server now; none for SQLite."""
     instance.optimize_for_webserver(statement_timeout=STATEMENT_TIMEOUT_MS, pool_recycle=3600, max_overflow=20)
-    parts = (_inner(instance.run_storage, "run_storage"), _inner(instance.event_log_storage, "event_log_storage"))
-    engines = [getattr(part, "_engine", None) for part in parts]
-    return [engine for engine in engines if hasattr(engine, "dispose")]
+    events = _inner(instance.event_log_storage, "event_log_storage")
+    engines = [getattr(part, "_engine", None) for part in (_inner(instance.run_storage, "run_storage"), events)]
+    engines = [engine for engine in engines if hasattr(engine, "dispose")]
+    files = _keep_files_open(events)
+    os.register_at_fork(after_in_child=lambda: [engine.dispose(close=False) for engine in (*engines, *files.values())])
+    return engines
+
+
+def _keep_files_open(storage: Any) -> dict[str, Any]:
+    """The engines by which a SQLite event log is written from now on, by file, as they come to be; empty for another storage.
+
+    Dagster makes an engine and opens the file for each event. Whoever closes a file last also merges its write-ahead log
+    into it, which waits for the disk: twice as long as the event itself.
+    """
+    from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+    from sqlalchemy import create_engine
+
+    engines: dict[str, Any] = {}
+    if not isinstance(storage, SqliteEventLogStorage):
+        return engines
+    opened_anew = storage._connect
+
+    @contextmanager
+    def connect(shard: str) -> Iterator[Any]:
+        if shard not in engines:
+            if not os.path.exists(storage.path_for_shard(shard)):  # noqa: PTH110
+                with opened_anew(shard):
+                    """Makes the tables."""
+            url = storage.conn_string_for_shard(shard)
+            engines[shard] = create_engine(url, pool_size=1, connect_args={"timeout": SQLITE_TIMEOUT_S})
+        with storage._db_lock, engines[shard].begin() as connection:
+            yield connection
+
+    storage._connect = connect  # type: ignore[method-assign]
+    return engines
 
 
 def capture_interrupts() -> AbstractContextManager[None]:
