@@ -24,6 +24,9 @@ from crater_core.client import CraterClient
 from crater_core.wire.tasks import TaskView
 from crater_dagster import CraterRunLauncher
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST_PORT = 31_000 + 200 * WORKER
+"""Tests that run at the same time have nodes of the same names; their ports must differ."""
 FILE = Path(__file__).parent / "dagster" / "pipelines.py"
 
 
@@ -168,7 +171,7 @@ def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProce
         "labels": {"side": side},
         "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres")},
         "control": {"slots": 4, "memory": "4GB"},
-        "ports": {"first": 31_000 if side == "left" else 31_100, "count": 100},
+        "ports": {"first": FIRST_PORT + (0 if side == "left" else 100), "count": 100},
         "sample_interval": "5s",
     }
     if gpu:
