@@ -22,7 +22,7 @@ from crater_core.errors import CraterError
 from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
-from crater_core.wire.usage import Health, SharePage, UsageReport
+from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
 
 T = TypeVar("T")
 
@@ -166,6 +166,13 @@ class AsyncCraterClient:
 
     async def health(self) -> Health:
         return await self._send(calls.health())
+
+    async def leader(self) -> LeaderView:
+        return await self._send(calls.leader())
+
+    async def backup(self) -> bytes:
+        """Everything that the scheduler remembers, as a file for `crater restore`; for administrators."""
+        return await self._send(calls.backup())
 
     async def nodes(self) -> list[NodeView]:
         return await self._send(calls.nodes())

@@ -20,7 +20,7 @@ from crater_core.errors import InvalidRequest
 from crater_core.wire.nodes import NodePage, NodeView, PoolPage, PoolView, QuotaBody, QuotaPage, QuotaView
 from crater_core.wire.services import ServiceBody, ServicePage, ServiceView
 from crater_core.wire.tasks import EventPage, EventView, ExplanationView, TaskChanges, TaskPage, TaskSubmission, TaskView
-from crater_core.wire.usage import Health, SharePage, UsageReport
+from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
 
 T = TypeVar("T")
 View = TypeVar("View", bound=BaseModel)
@@ -192,6 +192,14 @@ def _log_chunk(answer: Answer, offset: int) -> LogChunk:
 
 
 # The cluster
+
+
+def leader() -> Call[LeaderView]:
+    return _get("/v1/leader", LeaderView)
+
+
+def backup() -> Call[bytes]:
+    return Call("GET", "/v1/backup", lambda answer: answer.content, wait_s=600.0)
 
 
 def health() -> Call[Health]:

@@ -22,7 +22,7 @@ from crater_core.errors import CraterError
 from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
-from crater_core.wire.usage import Health, SharePage, UsageReport
+from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
 
 T = TypeVar("T")
 
@@ -165,6 +165,13 @@ class CraterClient:
 
     def health(self) -> Health:
         return self._send(calls.health())
+
+    def leader(self) -> LeaderView:
+        return self._send(calls.leader())
+
+    def backup(self) -> bytes:
+        """Everything that the scheduler remembers, as a file for `crater restore`; for administrators."""
+        return self._send(calls.backup())
 
     def nodes(self) -> list[NodeView]:
         return self._send(calls.nodes())

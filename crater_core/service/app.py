@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from crater_core.service.http import Hub, invalid, plain_problem, problem
 from crater_core.service.openapi import schema_of
 from crater_core.service.routes_agents import AgentRoutes
 from crater_core.service.routes_arrays import ArrayRoutes
+from crater_core.service.routes_backup import BackupRoutes
 from crater_core.service.routes_cluster import ClusterRoutes
 from crater_core.service.routes_logs import LogRoutes
 from crater_core.service.routes_services import ServiceRoutes
@@ -53,8 +55,8 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
     tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
-    others = (ArrayRoutes(hub), WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), ConsolePage())
-    for routes in (agents, tasks, *others):
+    others = (WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), BackupRoutes(hub), ConsolePage())
+    for routes in (agents, tasks, ArrayRoutes(hub), *others):
         app.include_router(routes.router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -68,7 +70,13 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
         return schema
 
     app.openapi = openapi
-    return Gate(HotPaths(app, tasks, agents), guard, count)
+    engine = hub.engine
+
+    def marks() -> Sequence[tuple[bytes, bytes]]:
+        """What a standby answers is as old as its revision says."""
+        return () if engine.leading else ((b"crater-standby", b"true"), (b"crater-revision", b"%d" % engine.shown.revision))
+
+    return Gate(HotPaths(app, tasks, agents), guard, count, marks)
 
 
 async def _on_crater_error(_: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from crater_core.errors import NotAllowed, Unauthenticated
 from crater_core.service.config import TokenSettings
 
-PUBLIC = ("/", "/health", "/openapi.json", "/docs")
+PUBLIC = ("/", "/health", "/ready", "/openapi.json", "/docs")
 USER_MAX = 100
 _READS = ("GET", "HEAD")
 

@@ -95,6 +95,9 @@ class SchedulerConfig(Strict):
     data_dir: Path = Path("~/.local/share/crater/scheduler")
     database_url: str | None = None
     etcd_endpoints: tuple[str, ...] | None = None
+    etcd_prefix: str = Field(default="/crater/", pattern=r"^/([A-Za-z0-9._-]+/)+$")
+    advertise_url: str | None = None
+    leader_lease: DurationMs = Field(default=10_000, ge=1000, le=600_000)
     scheduling_policy: str = "best_fit"
     pools: dict[str, PoolSettings] = Field(default={})
     queue: QueueSettings = QueueSettings()
@@ -112,6 +115,13 @@ class SchedulerConfig(Strict):
     @classmethod
     def _an_address(cls, value: str) -> str:
         split_address(value)
+        return value
+
+    @field_validator("advertise_url")
+    @classmethod
+    def _a_url(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^/\s]+", value):
+            raise Expected("a URL without a path, such as http://scheduler-1:8080")
         return value
 
     @field_validator("etcd_endpoints")
@@ -140,10 +150,15 @@ class SchedulerConfig(Strict):
         return split_address(self.listen)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the store may have other schedulers, of which one leads."""
+        return not self.store_url.startswith("sqlite:")
+
+    @property
     def store_url(self) -> str:
         """Where the state lives, as `open_store` takes it."""
         if self.etcd_endpoints:
-            return "etcd+" + ",".join(self.etcd_endpoints)
+            return f"etcd+{','.join(self.etcd_endpoints)}#{self.etcd_prefix}"
         if self.database_url and not self.database_url.startswith("sqlite:"):
             return self.database_url
         path = Path(self.database_url.removeprefix("sqlite:///")) if self.database_url else self.data_dir / "crater.db"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from crater_core.clock import Clock, SystemClock
-from crater_core.errors import CraterError, StaleRevision, StaleTerm, StoreUnavailable
+from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, Tick
 from crater_core.model.node import Node
@@ -26,7 +26,7 @@ from crater_core.service.heard import Heard
 from crater_core.service.ids import Ids
 from crater_core.service.shown import Shown
 from crater_core.service.submits import KeyLookup, Submission, Submitted, prepare_submits
-from crater_core.store.protocol import Committed, Loaded, Store, SubmitKey
+from crater_core.store.protocol import Commit, Committed, Loaded, Store, SubmitKey
 
 log = logging.getLogger("crater.engine")
 BATCH_MAX = 500
@@ -73,7 +73,16 @@ class Work:
 class Engine:
     """Lives in one event loop. Readers look at `shown`, which never runs ahead of the store."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Clock | None = None, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        *,
+        standby: bool = False,
+    ) -> None:
+        """Takes the store over at once, or stands by until `lead` is called."""
         self.clock = clock or SystemClock()
         self.store = store
         self.settings = settings
@@ -81,9 +90,17 @@ class Engine:
         self.bell = Bell()
         self.ids = Ids(self.clock)
         self.heard = Heard(self.clock)
-        self.term = store.begin_term()
+        self.leading = not standby
+        self.leads_until_ms: int | None = None
+        """By the monotonic clock; None: for as long as the store does not say otherwise."""
+        self.own_url = ""
+        """Where others find this one."""
+        self.leader_url = ""
+        """Of the scheduler that leads while this one stands by; "" when nobody does."""
+        self.term = 0 if standby else store.begin_term()
         self._take_over(store.load())
         self._queue: asyncio.Queue[Work] = asyncio.Queue()
+        self._turning = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="store-read")
@@ -93,15 +110,73 @@ class Engine:
         self.trouble: str | None = None
         """Why nothing can be written now; None when all is well."""
         self.stale = asyncio.Event()
-        """Set when another scheduler has taken over the store: this process must end."""
+        """Set when another scheduler has taken over the store."""
 
     def _take_over(self, loaded: Loaded) -> None:
+        self.term = self.term if self.leading else loaded.term
         self.shown = Shown(loaded, self.settings)
         self.shown.snapshot.term = self.term
         self._working = copy_of(self.shown.snapshot)
 
+    # Leading and standing by, for stores that several schedulers share.
+
+    async def lead(self, term: int, until_ms: int) -> None:
+        """Begin to decide, from what the store holds now, in a term that the store has given."""
+        async with self._turning:
+            self.term, self.leading, self.leads_until_ms = term, True, until_ms
+            try:
+                self._take_over(await self.read(self.store.load))
+            except BaseException:
+                self.leading = False
+                raise
+            self.stale.clear()
+            # Nobody is declared lost before a whole time-out under this leader, and every agent registers with it.
+            self.heard = Heard(self.clock)
+            self.trouble = None
+            self._cycle_wanted = self._services_wanted = True
+            self.bell.ring_all()
+        self._come_back()
+
+    async def step_down(self) -> None:
+        """Decide nothing more. Who waits is sent to the new leader."""
+        async with self._turning:
+            self.leading, self.leader_url = False, ""
+            while not self._queue.empty():
+                _fail(self._queue.get_nowait(), self._not_leader())
+            self._working = copy_of(self.shown.snapshot)
+            self.bell.ring_all()
+
+    def follow(self, commits: Sequence[Commit]) -> None:
+        """Take in what the leader has committed, in order."""
+        for commit in commits:
+            assert not self.leading, "a leader follows nobody"
+            assert commit.revision == self.shown.revision + 1, "no commit is left out"
+            self.bell.ring(self.shown.advance(commit.changes, commit.revision, commit.sequence))
+
+    def follow_anew(self, loaded: Loaded) -> None:
+        """Take in everything: too much has happened to take it in step by step."""
+        self._take_over(loaded)
+        self.bell.ring_all()
+
+    def must_lead(self) -> None:
+        """Raises NotLeader for a standby. A leader that is not sure any more to be one says StoreUnavailable."""
+        if not self.leading:
+            raise self._not_leader()
+        if self.leads_until_ms is not None and self.clock.monotonic_ms() > self.leads_until_ms:
+            why = self.trouble or "it could not renew its lead in time"
+            raise StoreUnavailable(f"this scheduler does not know whether it still leads: {why}", reason=why)
+
+    def _not_leader(self) -> NotLeader:
+        where = f"the leader is at {self.leader_url}" if self.leader_url else "nobody leads now"
+        return NotLeader(f"this scheduler stands by; {where}", leader=self.leader_url)
+
     def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run(), name="engine")
+        if self.leading:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """To what waits for a moment, known from before this scheduler led."""
         now_ms = self.clock.now_ms()
         for not_before_ms in {task.not_before_ms for task in self.shown.snapshot.queued.values()}:
             if not_before_ms > now_ms:
@@ -127,6 +202,7 @@ class Engine:
         """Run `prepare` on the newest state, apply its inputs, and come back when all of it is durable."""
         if self.bell.closed:
             raise StoreUnavailable("the scheduler is stopping")
+        self.must_lead()
         work = Work(prepare, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(work)
         await work.done
@@ -145,16 +221,37 @@ class Engine:
     async def submit(self, submissions: Sequence[Submission]) -> list[Submitted]:
         """All or none; comes back when they are durable, placed already where they could be."""
 
+        self.must_lead()
+        names = [(one.spec.user, one.key) for one in submissions if one.key is not None]
+        asked = await self.read(self._find_keys, names) if names and not self.store.quick_reads else None
+
         def prepare(batch: Batch) -> Prepared:
-            return Prepared(*prepare_submits(submissions, batch.snapshot, self.key_lookup(batch), self.finder(batch)))
+            lookup = self.key_lookup(batch, asked)
+            return Prepared(*prepare_submits(submissions, batch.snapshot, lookup, self.finder(batch)))
 
         return (await self.do(prepare)).value
 
-    def key_lookup(self, batch: Batch) -> KeyLookup:
-        return lambda user, key: batch.keys.get((user, key)) or self.store.find_key(user, key)
+    def key_lookup(self, batch: Batch, asked: Mapping[tuple[str, str], SubmitKey] | None = None) -> KeyLookup:
+        """`asked`: what the store has said before this turn, so that it need not be asked in it."""
+
+        def known(user: str, key: str) -> SubmitKey | None:
+            found = batch.keys.get((user, key))
+            return found or (asked.get((user, key)) if asked is not None else self.store.find_key(user, key))
+
+        return known
 
     def finder(self, batch: Batch) -> Find:
         return finder(batch, self.shown, self.store)
+
+    def _find_keys(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SubmitKey]:
+        """Where asking takes a network, it is done before the turn. A key that is written in between makes the commit fail,
+        and the caller asks again."""
+        try:
+            found = ((name, self.store.find_key(*name)) for name in names)
+            return {name: key for name, key in found if key is not None}
+        except StoreUnavailable as error:
+            self.trouble = error.message
+            raise
 
     async def read(self, call: Callable[..., Any], *args: Any) -> Any:
         """A read of the store, off the event loop."""
@@ -178,7 +275,7 @@ class Engine:
         self._nudge()
 
     def _nudge(self) -> None:
-        if self._queue.empty() and not self.bell.closed:
+        if self._queue.empty() and not self.bell.closed and self.leading:
             self._queue.put_nowait(Work(lambda _: Prepared(()), asyncio.get_running_loop().create_future()))
 
     # The loop.
@@ -196,6 +293,14 @@ class Engine:
                 raise
 
     async def _turn(self, works: list[Work]) -> None:
+        async with self._turning:
+            if self.leading:
+                await self._turn_as_leader(works)
+            else:
+                for work in works:
+                    _fail(work, self._not_leader())
+
+    async def _turn_as_leader(self, works: list[Work]) -> None:
         try:
             if self._reload_wanted:
                 self._take_over(await self.read(self.store.load))
@@ -217,7 +322,8 @@ class Engine:
                 self._working.revision = committed.revision
                 self.bell.ring(self.shown.advance(changes, committed.revision, committed.sequence))
         except StaleTerm as error:
-            log.error("another scheduler has taken over the store; stopping")
+            log.error("this scheduler leads no more: %s", error.message)
+            self.leads_until_ms = 0
             self.stale.set()
             self._undo(works, StoreUnavailable(error.message))
         except StaleRevision as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,13 +21,14 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 Count = Callable[[str, str, int], None]
+Marks = Callable[[], Sequence[tuple[bytes, bytes]]]
 
 
 class Gate:
-    """ASGI middleware. `count(method, route, status)` hears of every answer."""
+    """ASGI middleware. `count(method, route, status)` hears of every answer; `marks` gives further headers for each."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, count: Count | None = None) -> None:
-        self._app, self._guard, self._count = app, guard, count
+    def __init__(self, app: ASGIApp, guard: Guard, count: Count | None = None, marks: Marks = tuple) -> None:
+        self._app, self._guard, self._count, self._marks = app, guard, count, marks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,7 +46,7 @@ class Gate:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                message["headers"] = [*message["headers"], *_HEADERS, *self._marks()]
                 self._counted(scope, message["status"])
             await send(message)
 

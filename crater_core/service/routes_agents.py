@@ -44,6 +44,7 @@ class AgentRoutes:
     async def register(self, request: Request, node: str) -> Response:
         if not _NODE_NAME.fullmatch(node):
             raise Invalid("a node's name has 1 to 100 letters, digits, dots, dashes and underscores", field="node")
+        self._engine.must_lead()
         body = await body_of(request, NodeDeclaration)
         if body.agent_url and not body.agent_url.startswith(("http://", "https://")):
             raise Invalid("agent_url must be an http or https URL", field="agent_url")
@@ -61,10 +62,13 @@ class AgentRoutes:
 
     async def _heard(self, name: str) -> None:
         """Any call of a node is a sign of life. Raises NotFound for one that has to register first."""
+        if not self._engine.leading:
+            self._engine.must_lead()
         known = self._engine.shown.snapshot.nodes.get(name)
         if name not in self._engine.heard.secrets or known is None:
             raise NotFound(f"node {name[:100]} has not registered with this scheduler since it started", node=name[:100])
         self._engine.heard.hear(name)
+        self._engine.must_lead()  # Heard all the same: what the store does is no node's fault.
         if known.status is NodeStatus.LOST:
             await self._engine.happen(NodeHeard(name))
 
@@ -75,6 +79,7 @@ class AgentRoutes:
         while after is not None and engine.shown.leases_changed_at(node) <= after <= engine.shown.revision:
             if not await engine.bell.wait(("node", node), (until_ms - engine.clock.monotonic_ms()) / 1000):
                 break
+        engine.must_lead()
         engine.heard.hear(node)
         return answer_bytes(self._leases.list_for(node))
 

@@ -19,7 +19,7 @@ from crater_core.service.openapi import described
 from crater_core.service.usage_report import live_records, usage_report
 from crater_core.service.views import show_node, show_pools, show_quotas, show_shares
 from crater_core.wire.nodes import DrainBody, NodePage, NodeView, PoolPage, QuotaBody, QuotaPage, QuotaView
-from crater_core.wire.usage import Health, SharePage, UsageReport
+from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
 
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Time = Annotated[int | None, Query(ge=0, le=2**62)]
@@ -44,6 +44,8 @@ class ClusterRoutes:
         add("/v1/quotas/{name}", self.remove_quota, methods=["DELETE"], **described("Remove it", None, 204))
         add("/v1/shares", self.shares, methods=["GET"], **described("What projects hold, now and lately", SharePage))
         add("/v1/usage", self.usage, methods=["GET"], **described("Hours held in a window", UsageReport))
+        add("/v1/leader", self.leader, methods=["GET"], **described("Who leads", LeaderView))
+        add("/ready", self.ready, methods=["GET"], **described("Able to serve, as leader or standby", Health, also=(503,)))
         add("/health", self.health, methods=["GET"], **described("Alive, and able to decide", Health))
         return router
 
@@ -131,17 +133,29 @@ class ClusterRoutes:
         closed = await engine.read(engine.store.usage, begin, end)
         return answer(await engine.read(usage_report, [*closed, *live], by, begin, end))
 
+    async def leader(self) -> Response:
+        engine = self._engine
+        url = engine.own_url if engine.leading else engine.leader_url
+        revision = engine.shown.revision
+        return answer(LeaderView(leader=url or None, leading=engine.leading, term=engine.term, revision=revision))
+
+    async def ready(self) -> Response:
+        health = self._health()
+        serves = health.status == "ok" and (health.leader or bool(self._engine.leader_url))
+        return answer(health, 200 if serves else 503)
+
     async def health(self) -> Response:
+        return answer(self._health())
+
+    def _health(self) -> Health:
         snapshot = self._engine.shown.snapshot
-        return answer(
-            Health(
-                status="ok" if self._engine.trouble is None else "store_unavailable",
-                version=__version__,
-                leader=not self._engine.stale.is_set(),
-                revision=snapshot.revision,
-                term=self._engine.term,
-                nodes_ready=sum(node.status is NodeStatus.READY for node in snapshot.nodes.values()),
-                tasks_queued=len(snapshot.queued),
-                tasks_running=len(snapshot.tasks) - len(snapshot.queued),
-            )
+        return Health(
+            status="ok" if self._engine.trouble is None else "store_unavailable",
+            version=__version__,
+            leader=self._engine.leading and not self._engine.stale.is_set(),
+            revision=snapshot.revision,
+            term=self._engine.term,
+            nodes_ready=sum(node.status is NodeStatus.READY for node in snapshot.nodes.values()),
+            tasks_queued=len(snapshot.queued),
+            tasks_running=len(snapshot.tasks) - len(snapshot.queued),
         )

@@ -68,6 +68,7 @@ class LogRoutes:
         return found
 
     async def _ask(self, source: Allocation, params: dict[str, str | int | float]) -> Response:
+        self._engine.must_lead()  # Agents give their secrets to the leader alone.
         node = self._engine.shown.snapshot.nodes.get(source.node)
         secret = self._engine.heard.secrets.get(source.node)
         if node is None or secret is None or not node.agent_url:

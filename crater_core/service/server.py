@@ -7,8 +7,9 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import FrameType
+from typing import cast
 
 import httpx
 import uvicorn
@@ -20,10 +21,12 @@ from crater_core.service.auth import Guard
 from crater_core.service.config import SchedulerConfig
 from crater_core.service.engine import Engine
 from crater_core.service.http import Hub
+from crater_core.service.leadership import Leadership
 from crater_core.service.metrics import SchedulerMetrics
 from crater_core.service.protocol import OneWrite
 from crater_core.service.watch import Watch
 from crater_core.store.opening import open_store
+from crater_core.store.protocol import SharedStore
 
 log = logging.getLogger("crater.scheduler")
 GRACE_S = 1
@@ -31,21 +34,55 @@ Ready = Callable[[str, str | None, SchedulerConfig], None]
 
 
 async def serve(config: SchedulerConfig, listener: socket.socket, ready: Ready) -> int:
-    """Until a signal comes or another scheduler takes the store over; gives the exit code."""
+    """Until a signal comes or another scheduler takes a store over that only one may use; gives the exit code."""
     store = open_store(config.store_url)
     metrics = SchedulerMetrics()
     try:
-        engine = Engine(store, config.settings(), observer=metrics)
+        engine = Engine(store, config.settings(), observer=metrics, standby=config.is_shared)
+        engine.own_url = config.advertise_url or _url_of(listener, public=True)
         metrics.watch(engine)
         metrics_url = _serve_metrics(config, metrics)
         engine.start()
         try:
-            return await _serve(config, listener, engine, metrics, lambda url: ready(url, metrics_url, config))
+            async with _leadership(config, listener, engine):
+                return await _serve(config, listener, engine, metrics, lambda url: ready(url, metrics_url, config))
         finally:
             await engine.stop()
     finally:
         metrics.stop()
         store.close()
+
+
+@contextlib.asynccontextmanager
+async def _leadership(config: SchedulerConfig, listener: socket.socket, engine: Engine) -> AsyncGenerator[None]:
+    """Begins to lead, or to stand by; gives the lead up in the end."""
+    policies = [PolicySet(body.to_policy(name)) for name, body in sorted(config.quota_policies.items())]
+    if not config.is_shared:
+        await engine.happen(*policies)
+        yield
+        return
+    url = engine.own_url
+    store = cast(SharedStore, engine.store)
+    leadership = Leadership(
+        engine, store, f"{socket.gethostname()} {url}", url, config.leader_lease, lambda: engine.happen(*policies)
+    )
+    running = asyncio.create_task(leadership.run(), name="leadership")
+    try:
+        settled = asyncio.create_task(leadership.settled.wait())
+        await asyncio.wait([running, settled], return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        term = leadership.term
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await leadership.resign(term)
+
+
+def _url_of(listener: socket.socket, public: bool = False) -> str:
+    host, port = listener.getsockname()[:2]
+    if public and host in ("0.0.0.0", "::"):  # noqa: S104
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _serve_metrics(config: SchedulerConfig, metrics: SchedulerMetrics) -> str | None:
@@ -62,7 +99,6 @@ async def _serve(
     metrics: SchedulerMetrics,
     ready: Callable[[str], None],
 ) -> int:
-    await engine.happen(*[PolicySet(body.to_policy(name)) for name, body in sorted(config.quota_policies.items())])
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=200), trust_env=False) as agents:
         hub = Hub(engine, agents, config.heartbeat_interval, config.heartbeat_timeout)
         app = make_app(hub, Guard(config.tokens), metrics.count)
@@ -82,16 +118,17 @@ async def _serve(
             engine,
         )
         watch = Watch(engine, config.heartbeat_timeout, config.node_forget_after, config.history)
-        others = [asyncio.create_task(watch.run(), name="watch"), asyncio.create_task(_end_when_stale(engine, server))]
-        host, port = listener.getsockname()[:2]
-        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        others = [asyncio.create_task(watch.run(), name="watch")]
+        if not config.is_shared:
+            others.append(asyncio.create_task(_end_when_stale(engine, server)))
+        ready(_url_of(listener))
         try:
             await server.serve([listener])
         finally:
             for other in others:
                 other.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-    if engine.stale.is_set():
+    if engine.stale.is_set() and not config.is_shared:
         raise StaleTerm("another scheduler has taken over the store")
     return 0
 

@@ -14,6 +14,7 @@ from crater_core.service.engine import Engine
 log = logging.getLogger("crater.watch")
 LOOK_AGAIN_MS = 10_000
 PRUNE_EVERY_MS = 600_000
+PRUNE_STEP = 1000
 DAY_MS = 86_400_000
 
 
@@ -40,6 +41,8 @@ class Watch:
 
     async def _look(self) -> None:
         engine = self._engine
+        if not engine.leading:
+            return
         silent = self._silent_nodes()
         if silent:
             await engine.happen(*silent)
@@ -74,7 +77,9 @@ class Watch:
         now_ms = engine.clock.now_ms()
         ended_before_ms = now_ms - self._history.keep_days * DAY_MS
         usage_before_ms = now_ms - self._history.usage_days * DAY_MS
-        while step := await engine.write(engine.store.prune, ended_before_ms, self._history.tasks_max, usage_before_ms):
+        while step := await engine.write(
+            engine.store.prune, ended_before_ms, self._history.tasks_max, usage_before_ms, PRUNE_STEP, engine.term
+        ):
             gone += int(step)
             await asyncio.sleep(0.01)
         if gone:

@@ -29,6 +29,8 @@ class EtcdStore(SqlReads):
     The copy may lag behind etcd (a standby's does, by a moment); a commit goes through only from the newest state.
     """
 
+    quick_reads = True
+
     def __init__(self, endpoints: Sequence[str], prefix: str = "/crater/") -> None:
         self._link = EtcdLink(endpoints)
         self._keys = Keys(prefix)

@@ -17,6 +17,8 @@ from crater_core.store.protocol import Committed, Loaded, StoredEvent, StoredTas
 class MemoryStore:
     """Implements `Store`."""
 
+    quick_reads = True
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._revision = self._term = self._sequence = 0

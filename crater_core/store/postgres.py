@@ -27,10 +27,12 @@ _FREE = f"(leader IS NULL OR clock_timestamp() NOT BETWEEN renewed_at - lease_ms
 
 
 class PostgresStore(SqlReads):
-    """Implements `SharedStore` and `PortableStore`. One connection writes, one reads lists, one single rows, one listens."""
+    """Implements `SharedStore` and `PortableStore`. Connections of their own for what must not wait for each other."""
+
+    quick_reads = False
 
     def __init__(self, url: str) -> None:
-        self._writer, self._lists, self._points, self._ear = (PgLink(url) for _ in range(4))
+        self._writer, self._lists, self._points, self._ear, self._crown = (PgLink(url) for _ in range(5))
         self._listening: PgConnection | None = None
         self._closing = threading.Event()
         with self._writer.use() as db:
@@ -39,6 +41,12 @@ class PostgresStore(SqlReads):
     @contextmanager
     def _transaction(self) -> Generator[PgConnection]:
         with self._writer.use() as db, db.transaction():
+            yield db
+
+    @contextmanager
+    def _election(self) -> Generator[PgConnection]:
+        """On a connection of its own: a long commit must not keep a leader from renewing its lead."""
+        with self._crown.use() as db, db.transaction():
             yield db
 
     @contextmanager
@@ -105,7 +113,7 @@ class PostgresStore(SqlReads):
             UPDATE standing SET term = term + 1, leader = ?, leader_url = ?, lease_ms = ?, renewed_at = clock_timestamp()
             WHERE {_FREE} OR leader = ? RETURNING term
         """  # noqa: S608
-        with self._transaction() as db:
+        with self._election() as db:
             won = db.execute(marked(take), (candidate, url, lease_ms, candidate)).fetchone()
             if won is not None:
                 db.execute("NOTIFY crater")
@@ -114,18 +122,18 @@ class PostgresStore(SqlReads):
         return leader or self.campaign(candidate, url, lease_ms)  # Its time ran out between the two questions.
 
     def renew(self, term: int) -> None:
-        with self._transaction() as db:
+        with self._election() as db:
             sql = "UPDATE standing SET renewed_at = clock_timestamp() WHERE term = ? AND leader IS NOT NULL"
             if db.execute(marked(sql), (term,)).rowcount != 1:
                 raise _stale(_one(db, "SELECT term, revision FROM standing"), term, 0)
 
     def resign(self, term: int) -> None:
-        with self._transaction() as db:
+        with self._election() as db:
             db.execute(marked("UPDATE standing SET leader = NULL WHERE term = ?"), (term,))
             db.execute("NOTIFY crater")
 
     def leader(self) -> Leader | None:
-        with self._points.use() as db:
+        with self._crown.use() as db:
             return _leader(db)
 
     def since(self, revision: int) -> list[Commit] | None:
@@ -169,7 +177,7 @@ class PostgresStore(SqlReads):
 
     def close(self) -> None:
         self._closing.set()
-        for link in (self._ear, self._writer, self._lists, self._points):
+        for link in (self._ear, self._writer, self._lists, self._points, self._crown):
             link.close()
 
 

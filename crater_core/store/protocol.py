@@ -94,6 +94,11 @@ class TaskFilter:
 class Store(Protocol):
     """Calls may come from several threads. Any of them may raise StoreUnavailable; the same call may work later."""
 
+    @property
+    def quick_reads(self) -> bool:
+        """Whether `find_key` asks no network, so that an event loop may call it."""
+        ...
+
     def begin_term(self) -> int:
         """Take over: a higher term from here on, under which all later commits must come."""
         ...
@@ -186,6 +191,10 @@ class SharedStore(Store, Protocol):
 
 class PortableStore(Store, Protocol):
     """A store whose whole content can be written to a file, and read from one by a store of any kind."""
+
+    def leader(self) -> Leader | None:
+        """Who uses the store now. None where no two can: it is us."""
+        ...
 
     def dump(self) -> tuple[Loaded, Iterator[tuple[str, tuple[Any, ...]]]]:
         """Where the store stands, and every row with the name of its table, as of one moment."""

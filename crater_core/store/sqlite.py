@@ -12,7 +12,7 @@ from typing import Any
 
 from crater_core.errors import StaleRevision, StaleTerm
 from crater_core.lifecycle.changes import Changes
-from crater_core.store.protocol import Committed, Loaded, SubmitKey
+from crater_core.store.protocol import Committed, Leader, Loaded, SubmitKey
 from crater_core.store.rows import TABLES, Row, Rows, rows_of
 from crater_core.store.sql import REMOVE, Query, SqlReads, fill, prune, replace_statement, select_all, write_rows
 from crater_core.store.sqlite_file import FileLock, connect, migrate, unavailable
@@ -26,6 +26,8 @@ class _Reader:
 
 class SqliteStore(SqlReads):
     """Implements `PortableStore`. A connection to write, one for lists, one for single rows; with a WAL none waits."""
+
+    quick_reads = True
 
     def __init__(self, path: Path, durable: bool = True) -> None:
         self._path, self._durable = path, durable
@@ -152,6 +154,9 @@ class SqliteStore(SqlReads):
             if term not in (None, term_now):
                 raise StaleTerm("another scheduler has taken over", term=term, now=term_now)
             return prune(query, db.executemany, (ended_before_ms, tasks_max, usage_before_ms, step))
+
+    def leader(self) -> Leader | None:
+        return None  # Whoever has the file open is alone with it.
 
     def dump(self) -> tuple[Loaded, Iterator[tuple[str, Row]]]:
         with self._view() as query:

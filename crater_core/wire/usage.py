@@ -45,7 +45,7 @@ class SharePage(Outgoing):
 
 
 class Health(Outgoing):
-    """`GET /health`: alive, and able to decide."""
+    """`GET /health`: alive, and how it stands. `GET /ready` is the same, with 503 when it could not serve."""
 
     status: str
     version: str
@@ -55,3 +55,12 @@ class Health(Outgoing):
     nodes_ready: int
     tasks_queued: int
     tasks_running: int
+
+
+class LeaderView(Outgoing):
+    """`leader` is the URL of the scheduler that leads, null when nobody does; `leading` says whether this one does."""
+
+    leader: str | None
+    leading: bool
+    term: int
+    revision: int
