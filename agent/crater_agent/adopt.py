@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crater_agent.forked import start_ticks
@@ -15,15 +15,28 @@ from crater_core.model.reason import Reason, ReasonCode
 
 
 def adopt(
-    records: Records, every: Sequence[Kept], children: dict[str, int], boot_id: str, node: str, silent_ms: int
+    records: Records,
+    every: Sequence[Kept],
+    children: dict[str, int],
+    boot_id: str,
+    node: str,
+    silent_ms: int,
+    alive: Callable[[int, int], bool] = is_alive,
 ) -> list[Workload]:
     """`children`: what the living spawner says runs under it, by name. Call after it has answered: then an exit of what it
     does not name is on disk."""
-    return [workload for kept in every if (workload := _adopt_one(records, kept, children, boot_id, node, silent_ms)) is not None]
+    found = [_adopt_one(records, kept, children, boot_id, node, silent_ms, alive) for kept in every]
+    return [workload for workload in found if workload is not None]
 
 
 def _adopt_one(
-    records: Records, kept: Kept, children: dict[str, int], boot_id: str, node: str, silent_ms: int
+    records: Records,
+    kept: Kept,
+    children: dict[str, int],
+    boot_id: str,
+    node: str,
+    silent_ms: int,
+    alive: Callable[[int, int], bool],
 ) -> Workload | None:
     record = kept.record
     workload = Workload(record, silent_ms=silent_ms)
@@ -48,7 +61,7 @@ def _adopt_one(
         workload.stop = (AllocationStatus.LOST, Reason.of(ReasonCode.NODE_LOST, node=node, silent_ms=silent_ms))
     elif record.allocation not in children:
         workload.orphan = True
-        if not is_alive(kept.pid, kept.start_ticks):
+        if not alive(kept.pid, kept.start_ticks):
             workload.exit = Exit(known=False)
     workload.ready = workload.exit is None and records.is_ready(record.allocation)
     workload.pending = [workload.progress()] if workload.exit is None else []

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from crater_agent.outbound import httpx
@@ -28,7 +29,15 @@ class Link:
     """Calls go to the endpoint that answered last. SchedulerUnreachable has a field `proof`: True when every endpoint
     refused, so that surely nobody gives this node's work away; False when somebody was merely silent."""
 
-    def __init__(self, endpoints: tuple[str, ...], token: str | None, node: str) -> None:
+    def __init__(
+        self,
+        endpoints: tuple[str, ...],
+        token: str | None,
+        node: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+        refused: Callable[[httpx.URL], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`transport` and `refused` (whether a URL's host refuses) are the network; others than the real one are simulated."""
         self._endpoints = list(endpoints)
         self._at = 0
         self.node = node
@@ -38,7 +47,8 @@ class Link:
         verify = ssl.create_default_context() if secure else False
         # No proxy from the environment: the scheduler is named by its own address.
         timeout = httpx.Timeout(10, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.AsyncClient(headers=headers, trust_env=False, verify=verify, timeout=timeout)
+        self._client = httpx.AsyncClient(headers=headers, trust_env=False, verify=verify, timeout=timeout, transport=transport)
+        self._refused = refused or is_refused
 
     @property
     def endpoint(self) -> str:
@@ -106,7 +116,7 @@ class Link:
         try:
             answer = await self._client.request(method, url, content=content, params=params, headers=headers, timeout=timeout)
         except httpx.ConnectError as error:
-            refused = await is_refused(httpx.URL(url))
+            refused = await self._refused(httpx.URL(url))
             raise SchedulerUnreachable(f"{url}: {error}", proof=refused) from None
         except httpx.TransportError as error:
             asked = not isinstance(error, httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError)

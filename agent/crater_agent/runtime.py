@@ -186,7 +186,7 @@ class ProcessRuntime:
             await self._undo(workload)
             raise
         if "error" in answer:
-            raise RuntimeFailed(answer["error"])
+            raise RuntimeFailed(answer["error"], again=int(answer.get("again", 0)))
         workload.pid, workload.start_ticks = int(answer["pid"]), int(answer["start_ticks"] or 0)
 
     async def _undo(self, workload: Workload) -> None:

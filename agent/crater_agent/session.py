@@ -35,6 +35,8 @@ class Heard:
     interval_ms: int = 10_000
     timeout_ms: int = 30_000
     renewed_ms: int = 0
+    lapses: int = 0
+    """How often the lease has run out: the scheduler may have given this node's work away, and what it said before is void."""
     stale: set[tuple[str, int]] = field(default_factory=lambda: set[tuple[str, int]]())
     """Allocations and tokens that a report was refused for: somebody else's by now."""
 
@@ -43,7 +45,13 @@ class Session:
     """Runs beside the agent's own loop; `on_change` wakes that one when something was heard."""
 
     def __init__(
-        self, declaration: NodeDeclaration, link: Link, runtime: ProcessRuntime, workloads: Mapping[str, Workload], clock: Clock
+        self,
+        declaration: NodeDeclaration,
+        link: Link,
+        runtime: ProcessRuntime,
+        workloads: Mapping[str, Workload],
+        clock: Clock,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.declaration = declaration
         self.link = link
@@ -53,6 +61,7 @@ class Session:
         self._runtime = runtime
         self._workloads = workloads
         self._clock = clock
+        self._chance = chance
         self._dirty = asyncio.Event()
         self._registered = asyncio.Event()
         self._unregistered = asyncio.Event()
@@ -126,13 +135,15 @@ class Session:
         failures = 0
         while True:
             await self._registered.wait()
-            sent_ms = self._clock.monotonic_ms()
+            sent_ms, lapses = self._clock.monotonic_ms(), self.heard.lapses
             try:
                 answer = await self.link.leases(self.heard.revision, POLL_WAIT_S)
             except CraterError as error:
                 failures = await self._after_failure("asking for leases", error, failures, sent_ms)
                 continue
             failures = 0
+            if lapses != self.heard.lapses:
+                continue
             if answer.term < self.heard.term:
                 log.warning("an order of term %d is refused: term %d has been heard", answer.term, self.heard.term)
                 await self._back_off(1)
@@ -211,16 +222,24 @@ class Session:
     async def _back_off(self, failures: int) -> None:
         least, most = BACKOFF_S
         most = min(most, self.heard.interval_ms / 1000)
-        await asyncio.sleep(min(most, least * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0))  # noqa: S311
+        await asyncio.sleep(min(most, least * 2 ** min(failures - 1, 10)) * (0.5 + self._chance() / 2))
 
     def _renewed(self, sent_ms: int) -> None:
         if sent_ms < self.heard.renewed_ms:
             return
+        state = self.lease_state()
+        if state.silent_ms >= state.kill_at_ms:
+            self.heard.lapses += 1
+            self._forget_leases()
         self.heard.renewed_ms = sent_ms
         state = self.lease_state()
         self._runtime.spawner.renew(state.kill_at_ms - state.silent_ms)
         with contextlib.suppress(OSError):
             self._runtime.records.save_lease_clock(self._runtime.place.boot_id, sent_ms, self.heard.timeout_ms)
+
+    def _forget_leases(self) -> None:
+        """Until the list is heard anew nothing is started, and nothing counts as unwanted."""
+        self.heard.leases = self.heard.revision = None
 
     def _free_disk(self) -> int:
         with contextlib.suppress(OSError):

@@ -227,6 +227,9 @@ class Shim:
         """The answer, when it is known at once; else it follows when the program runs or has failed to."""
         if any(child.name == order["id"] for child in self.children.values()):
             return {"error": "it runs already"}
+        if order.get("restartable", True) and self.fence_at is not None and time.monotonic() >= self.fence_at:
+            # The start took so long that the lease is over: it may run elsewhere by now.
+            return {"error": "its lease has run out", "again": 1}
         parked = self.parked.pop(order.get("group", ""), None)
         if parked is not None:
             self.selector.unregister(parked.why_fd)

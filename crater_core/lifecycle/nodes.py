@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
 from crater_core.lifecycle.inputs import NodeCordoned, NodeDrained, NodeForgotten, NodeHeard, NodeRegistered, NodeSilent
-from crater_core.lifecycle.tasks import end_allocation, may_run_again, stop_allocation, stop_task, story
-from crater_core.model.allocation import AllocationStatus
+from crater_core.lifecycle.tasks import lose_allocations, may_run_elsewhere, stop_allocation, stop_task, story
+from crater_core.model.allocation import Allocation
 from crater_core.model.history import Event
 from crater_core.model.node import Drain, Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
@@ -62,10 +62,13 @@ def silent(snapshot: Snapshot, noticed: NodeSilent, now_ms: int) -> Changes:
     if node.status is NodeStatus.READY:
         event = _event(node, "lost", now_ms, silent_ms=noticed.silent_ms)
         changes += Changes((replace(node, status=NodeStatus.LOST),), events=(event,))
+    held: dict[str, list[Allocation]] = {}
     for allocation in sorted(snapshot.by_node.get(node.name, {}).values(), key=lambda a: a.id):
-        task = snapshot.tasks[allocation.task]
-        if noticed.forget or task.cancel_reason is not None or may_run_again(snapshot.settings, task, reason):
-            changes += end_allocation(snapshot, allocation, AllocationStatus.LOST, reason, None, now_ms)
+        held.setdefault(allocation.task, []).append(allocation)
+    for task_id, allocations in held.items():
+        task = snapshot.tasks[task_id]
+        if noticed.forget or task.cancel_reason is not None or may_run_elsewhere(snapshot.settings, task):
+            changes += lose_allocations(snapshot, allocations, reason, now_ms)
         elif task.reason is None:
             kept = replace(task, reason=reason, ready=False)
             changes += Changes((kept,), events=(story(task, "node_silent", now_ms, reason),))

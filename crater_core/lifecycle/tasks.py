@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from crater_core.errors import LeaseLost, StaleRevision
@@ -15,9 +16,10 @@ from crater_core.model.history import Event
 from crater_core.model.reason import ROOM_WANTED_BACK, TAKEN_FOR_ANOTHER, WARNINGS, Reason, ReasonCode
 from crater_core.model.resources import Amounts
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Task, TaskSpec, TaskStatus, TaskType
+from crater_core.model.task import OnDisconnect, Task, TaskSpec, TaskStatus, TaskType
 
 BACKOFF_MAX_MS = 60_000
+_NODE_LOST = Reason.of(ReasonCode.NODE_LOST)
 
 
 def story(task: Task, what: str, now_ms: int, reason: Reason | None = None, **facts: str | int) -> Event:
@@ -216,19 +218,31 @@ def end_allocation(
         reason = allocation.reason
         if reason.code in ROOM_WANTED_BACK:
             status = AllocationStatus.PREEMPTED
-    ended = replace(
-        allocation,
-        status=allocation_step(allocation.status, status),
-        reason=reason,
-        ended_at_ms=now_ms,
-        exit_code=exit_code,
-        ready=False,
-    )
-    changes = Changes((ended,), usage=(close_record(task, ended),))
-    others = [other for other in snapshot.by_task.get(task.id, {}).values() if other.id != allocation.id]
+    ended = _closed(allocation, status, reason, exit_code, now_ms)
+    return _after_ends(snapshot, task, [ended], now_ms)
+
+
+def lose_allocations(snapshot: Snapshot, lost: Sequence[Allocation], reason: Reason, now_ms: int) -> Changes:
+    """Close all that one task held on a node that is gone. It runs again only if the node's agent surely stops it by itself."""
+    task = snapshot.tasks[lost[0].task]
+    ended = [_closed(allocation, AllocationStatus.LOST, reason, None, now_ms) for allocation in lost]
+    return _after_ends(snapshot, task, ended, now_ms, again=may_run_elsewhere(snapshot.settings, task))
+
+
+def _closed(
+    allocation: Allocation, status: AllocationStatus, reason: Reason | None, exit_code: int | None, now_ms: int
+) -> Allocation:
+    status = allocation_step(allocation.status, status)
+    return replace(allocation, status=status, reason=reason, ended_at_ms=now_ms, exit_code=exit_code, ready=False)
+
+
+def _after_ends(snapshot: Snapshot, task: Task, ended: Sequence[Allocation], now_ms: int, again: bool = True) -> Changes:
+    changes = Changes(tuple(ended), usage=tuple(close_record(task, one) for one in ended))
+    gone = {one.id for one in ended}
+    others = [other for other in snapshot.by_task.get(task.id, {}).values() if other.id not in gone]
     if others:
-        return changes + _member_ended(snapshot, task, ended, others, now_ms)
-    return changes + _task_after(snapshot.settings, task, ended, now_ms)
+        return changes + _member_ended(snapshot, task, ended[0], others, now_ms)
+    return changes + _task_after(snapshot.settings, task, ended[-1], now_ms, again)
 
 
 def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: list[Allocation], now_ms: int) -> Changes:
@@ -243,7 +257,7 @@ def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: lis
     return changes
 
 
-def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -> Changes:
+def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int, again: bool) -> Changes:
     """What becomes of a task whose last allocation has ended."""
     reason = task.fault or last.reason
     exit_code = task.exit_code if task.fault and task.exit_code is not None else last.exit_code
@@ -255,7 +269,7 @@ def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int) -
         return _queue_again(task, reason, now_ms, 0)
     if last.status is AllocationStatus.CANCELLED and task.fault is None:
         return finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
-    if may_run_again(settings, task, reason):
+    if again and may_run_again(settings, task, reason):
         return _queue_again(task, reason, now_ms, backoff_ms(task))
     return finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
 
@@ -272,6 +286,11 @@ def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool
     if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
         return True
     return retry.on_failure and tried < retry.attempts_max
+
+
+def may_run_elsewhere(settings: Settings, task: Task) -> bool:
+    """Whether it is started again when its node falls silent. Its agent knows, and has stopped it by then."""
+    return task.spec.on_disconnect is OnDisconnect.STOP and may_run_again(settings, task, _NODE_LOST)
 
 
 def backoff_ms(task: Task) -> int:

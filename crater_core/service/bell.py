@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterable
 
 
 class Bell:
-    """Waiters by key. Check, then `wait`, without an `await` in between: no ring is missed in one event loop."""
+    """Waiters by key, first come first woken. Check, then `wait`, without `await` in between: no ring is missed in one loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, set[asyncio.Future[bool]]] = defaultdict(set)
+        self._waiting: dict[Hashable, dict[asyncio.Future[bool], None]] = defaultdict(dict)
         self.closed = False
 
     def ring(self, keys: Iterable[Hashable]) -> None:
@@ -35,14 +35,14 @@ class Bell:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(timeout_s, _settle, waiter, False)
-        self._waiting[key].add(waiter)
+        self._waiting[key][waiter] = None
         try:
             return await waiter
         finally:
             timer.cancel()
             left = self._waiting.get(key)
             if left is not None:
-                left.discard(waiter)
+                left.pop(waiter, None)
                 if not left:
                     self._waiting.pop(key, None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from crater_core.lifecycle.changes import Changes
@@ -77,24 +77,24 @@ class Shown:
     def leases_changed_at(self, node: str) -> int:
         return self._lease_revisions.get(node, self._first_revision)
 
-    def advance(self, changes: Changes, revision: int, sequence: int) -> set[Hashable]:
+    def advance(self, changes: Changes, revision: int, sequence: int) -> Iterable[Hashable]:
         """Take in a commit; says whom to wake."""
-        rung: set[Hashable] = set()
+        rung: dict[Hashable, None] = {}  # In the order of the changes.
         for entity in changes.puts:
             if isinstance(entity, Task):
                 self._put_task(entity, revision)
-                rung |= {("task", entity.id), ("group", entity.spec.group), "tasks"}
+                rung |= {("task", entity.id): None, ("group", entity.spec.group): None, "tasks": None}
                 if entity.spec.array is not None:
                     self._put_member(entity, entity.spec.array.id, revision)
-                    rung.add(("array", entity.spec.array.id))
+                    rung[("array", entity.spec.array.id)] = None
         for entity in changes.puts:
             if isinstance(entity, Allocation) and self._put_allocation(entity):
                 self._lease_revisions[entity.node] = revision
-                rung.add(("node", entity.node))
+                rung[("node", entity.node)] = None
         first = sequence - len(changes.events) + 1
         self.events.extend(StoredEvent(first + n, event) for n, event in enumerate(changes.events))
         if changes.events:
-            rung.add("events")
+            rung["events"] = None
         self.snapshot.advance(changes.puts, changes.removed)
         self.snapshot.revision = revision
         self.sequence = sequence

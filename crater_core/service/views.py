@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from crater_core.errors import NotFound
-from crater_core.lifecycle.tasks import may_run_again
+from crater_core.lifecycle.tasks import may_run_elsewhere
 from crater_core.model.allocation import Allocation
-from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.task import TaskStatus
 from crater_core.scheduling import borrowed, device_use, free_amounts, pool_overview, project_shares, quota_use
 from crater_core.service.engine import Engine
@@ -22,7 +21,6 @@ from crater_core.wire.tasks import TaskView, task_view
 from crater_core.wire.usage import SharePage, ShareView
 
 _PAUSE_EVERY = 100
-_LOST = Reason.of(ReasonCode.NODE_LOST)
 
 
 async def find_task(engine: Engine, task_id: str) -> StoredTask:
@@ -163,7 +161,7 @@ class LeaseBook:
             known = self._written.get(allocation.id)
             if known is None or known[0] is not allocation:
                 task = snapshot.tasks[allocation.task]
-                restartable = may_run_again(snapshot.settings, task, _LOST)
+                restartable = may_run_elsewhere(snapshot.settings, task)
                 known = (allocation, lease_of(task, allocation, restartable).model_dump_json().encode())
                 self._written[allocation.id] = known
             parts.append(known[1])
