@@ -6,9 +6,12 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TESTS ?= tests
 PYTEST_WORKERS ?= 2
+# How many simulated clusters `make sim` runs; SEED=7 runs that one and prints its story.
+SEEDS ?= 100
+FIRST ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down test check format bench lock clean
+.PHONY: help install demo up down test sim check format bench lock clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is
@@ -29,6 +32,9 @@ down: $(VENV)/.installed-examples  ## stop what `make up` started in another ter
 test: $(VENV)/.installed-dev  ## all tests but those that need a real GPU (TESTS=tests/unit runs a part)
 	@tests/system_packages.sh
 	@$(BIN)/python -m pytest $(TESTS) -n $(PYTEST_WORKERS) --dist loadfile -m 'not hardware' --durations 5
+
+sim: $(VENV)/.installed-dev  ## the whole cluster simulated under faults: SEEDS=1000 of them, or one with its story: SEED=7
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST))
 
 check: $(VENV)/.installed-dev  ## format, lint, types and the rules of imports
 	$(BIN)/ruff format --check .

@@ -25,6 +25,11 @@ class Phase(StrEnum):
     """The scheduler has taken its final state; remembered until it is off the list, so that it is not started again."""
 
 
+_HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+UNWANTED_GRACE_MS_MAX = 10_000
+"""What was given to others meanwhile waits no longer than this for one that is not wanted any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """One lease, as far as the decision needs it."""
@@ -169,13 +174,17 @@ def reconcile(
     wants = {want.allocation: want for want in wanted or ()}
     known = {workload.allocation: workload for workload in seen}
     actions: list[Action] = []
+    leaving = False
     for allocation in sorted(known):
         workload = known[allocation]
         want = wants.get(allocation)
         if want is not None and want.token != workload.token:
             want = None
+        leaving |= wanted is not None and want is None and workload.lives and workload.phase in _HOLDING
         actions += _of_known(workload, want, wanted is not None, now_ms, lease, settings)
-    actions += [action for name in wants if name not in known for action in _of_unknown(wants[name], lease, settings)]
+    fresh = [action for name in wants if name not in known for action in _of_unknown(wants[name], lease, settings)]
+    # What the scheduler has taken back it may have given away again already: first out, then in.
+    actions += [action for action in fresh if not (leaving and isinstance(action, Start))]
     return tuple(actions)
 
 
@@ -204,17 +213,18 @@ def _of_known(
     if workload.main_gone:
         return (Kill(workload.allocation),) if workload.lives else (Finish(workload.allocation),)
     if workload.phase is Phase.STOPPING:
-        return _of_stopping(workload, now_ms, lease)
+        return _of_stopping(workload, heard and want is None, now_ms, lease)
     stop = _stop_for_lease(workload, want, heard, lease, settings) or _stop_for_limit(workload, now_ms, settings)
     if stop is not None:
         return (stop,)
     return tuple(Warn(workload.allocation, reason) for reason in _warnings(workload, settings))
 
 
-def _of_stopping(workload: Seen, now_ms: int, lease: LeaseState) -> tuple[Action, ...]:
+def _of_stopping(workload: Seen, unwanted: bool, now_ms: int, lease: LeaseState) -> tuple[Action, ...]:
+    grace_ms = min(workload.stop_grace_ms, UNWANTED_GRACE_MS_MAX) if unwanted else workload.stop_grace_ms
     asked_ms = workload.stop_asked_ms if workload.stop_asked_ms is not None else now_ms
     fenced = workload.restartable and lease.silent_ms >= lease.kill_at_ms
-    return (Kill(workload.allocation),) if fenced or now_ms - asked_ms >= workload.stop_grace_ms else ()
+    return (Kill(workload.allocation),) if fenced or now_ms - asked_ms >= grace_ms else ()
 
 
 def _stop_for_lease(workload: Seen, want: Want | None, heard: bool, lease: LeaseState, settings: Settings) -> Stop | None:
@@ -228,7 +238,7 @@ def _stop_for_lease(workload: Seen, want: Want | None, heard: bool, lease: Lease
         return Stop(name, AllocationStatus.LOST, reason, lease.fence_grace_ms(grace_ms))
     if heard and want is None:
         reason = Reason.of(ReasonCode.CANCELLED, by="the agent", why=": the scheduler no longer wants it")
-        return Stop(name, AllocationStatus.CANCELLED, reason, grace_ms)
+        return Stop(name, AllocationStatus.CANCELLED, reason, min(grace_ms, UNWANTED_GRACE_MS_MAX))
     return None
 
 

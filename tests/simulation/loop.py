@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -34,7 +35,14 @@ class Process:
         self._context.run(_CURRENT.set, self)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self.loop.create_task(work, context=self._context.copy())
+        task = self.loop.create_task(work, context=self._context.copy())
+        task.add_done_callback(self._ended, context=contextvars.Context())
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.loop.faults.append(f"{self.name}: {''.join(traceback.format_exception(error)[-6:])}")
 
     def soon(self, call: Callable[..., Any], *args: Any) -> None:
         self.loop.call_soon(call, *args, context=self._context)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from simulation.loop import Clock, Process, VirtualLoop
@@ -156,6 +157,7 @@ class Runtime:
     def __init__(self, machine: Machine, records: Records) -> None:
         self.machine, self.records = machine, records
         self.spawner = SpawnerLine(machine)
+        self.scratch = SimpleNamespace(remove_old=lambda: None)
         host = Host(machine.name, "/usr/bin", "/root", "", {})
         self.place = Place(host, machine.directory, machine.boot_id)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from simulation.faults import FAULTS
@@ -18,7 +14,6 @@ from simulation.run import Outcome, simulate
 SEEDS = range(1_000, 1_008)
 """A few new ones in every run of the tests; `make sim SEEDS=1000` runs many."""
 OUTAGES = tuple(fault for fault in FAULTS if fault.startswith("scheduler_") and "pauses" not in fault)
-CUTS = ("node_is_cut_off", "node_hears_and_is_not_heard", "agent_dies")
 
 
 def _once_failed() -> list[int]:
@@ -76,101 +71,3 @@ def test_clocks_that_jump_on_nodes_change_nothing() -> None:
 
     assert calm.trace != jumping.trace
     assert [line.split(maxsplit=1)[1] for line in deeds(calm)] == [line.split(maxsplit=1)[1] for line in deeds(jumping)]
-
-
-# Proof that the simulation can fail: each of these takes one safeguard away.
-
-
-def _found(promise: str, faults: tuple[str, ...], seeds: int = 12, tasks: int = 40) -> None:
-    told: list[str] = []
-    for seed in range(1, seeds + 1):
-        outcome = simulate(seed, faults, tasks)
-        if promise in outcome.failure:
-            return
-        told.append(outcome.failure)
-    raise AssertionError(f"no seed of {seeds} found it; they said: {told}")
-
-
-def test_it_finds_an_agent_that_does_not_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crater_agent.reconcile.LeaseState.kill_at_ms", 10**9)
-    _found("two copies", CUTS)
-
-
-def test_it_finds_a_node_that_counts_as_lost_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_core.service.watch import Watch
-
-    def hasty(self: Any, engine: Any, timeout_ms: int, *more: Any, init: Callable[..., None] = Watch.__init__) -> None:
-        init(self, engine, timeout_ms // 2, *more)
-
-    monkeypatch.setattr(Watch, "__init__", hasty)
-    _found("two copies", CUTS)
-
-
-def test_it_finds_silence_taken_for_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_core.errors import SchedulerUnreachable
-
-    def believing(self: SchedulerUnreachable, message: str, **fields: object) -> None:
-        super(SchedulerUnreachable, self).__init__(message, **{**fields, "proof": True})
-
-    monkeypatch.setattr(SchedulerUnreachable, "__init__", believing)
-    _found("two copies", CUTS)
-
-
-def test_it_finds_a_new_scheduler_that_gives_nodes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_core.service.heard import Heard
-
-    def impatient(self: Any, clock: Any, init: Callable[..., None] = Heard.__init__) -> None:
-        init(self, clock)
-        self._started_ms -= 60_000
-
-    monkeypatch.setattr(Heard, "__init__", impatient)
-    _found("two copies", ("scheduler_is_away_long", "scheduler_dies"))
-
-
-def test_it_finds_a_lease_list_from_before_the_node_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_agent.session import Heard
-
-    monkeypatch.setattr(Heard, "lapses", property(lambda self: 0, lambda self, value: None))
-    monkeypatch.setattr("crater_agent.session.Session._forget_leases", lambda self: None)
-    _found("starts after its end", ("node_hears_and_is_not_heard", "messages_are_late"), seeds=40)
-
-
-def test_it_finds_answers_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_core.service.engine import Engine
-    from crater_core.store import Committed
-
-    async def hasty(self: Any, call: Callable[..., Any], *args: Any, write: Any = Engine._in_writer) -> Any:
-        if args:
-            return await write(self, call, *args)
-        self.left_to_itself = asyncio.ensure_future(write(self, call))
-        return Committed(self._working.revision + 1, self.shown.sequence)
-
-    monkeypatch.setattr(Engine, "_in_writer", hasty)
-    _found("acknowledged", ("scheduler_dies_between_steps", "scheduler_dies_at_commit", "disks_are_slow"))
-
-
-def test_it_finds_submits_that_forget_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crater_core.store.memory.MemoryStore.find_key", lambda self, user, key: None)
-    _found("and then 201", ("messages_repeat",))
-
-
-def test_it_finds_a_meter_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crater_core.lifecycle import tasks
-
-    def generous(task: Any, allocation: Any, close: Any = tasks.close_record) -> Any:
-        record = close(task, allocation)
-        return replace(record, to_ms=record.to_ms + 1)
-
-    monkeypatch.setattr(tasks, "close_record", generous)
-    _found("metered", ())
-
-
-def test_it_finds_work_that_is_adopted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that forgets what an earlier one has started starts it again, where nobody heard that it runs."""
-    monkeypatch.setattr("simulation.machine.Runtime.adopt", _nothing_found)
-    monkeypatch.setattr("simulation.machine.Runtime.remove_strays", _nothing_found)
-    _found("twice", ("agent_dies_between_steps", "messages_are_lost"), seeds=30)
-
-
-async def _nothing_found(*_: Any) -> list[Any]:
-    return []

@@ -190,3 +190,14 @@ def test_each_end_has_its_own_word():
     assert outcome(Exit(code=0), told, facts, "n") == told
     lost = Reason.of(ReasonCode.NODE_LOST, node="n", silent_ms=5)
     assert outcome(Exit(signal=15, fenced=True), None, facts, "n") == (Status.LOST, lost)
+
+
+def test_nothing_is_started_while_something_unwanted_still_lives():
+    left = Seen("b", token=1, grace_ms=3_600_000)
+    stop = reconcile([WANT], [left], 1_000, RENEWED, NODE)
+    assert [(type(action), action.allocation) for action in stop] == [(Stop, "b")]
+    assert stop[0].grace_ms == 10_000, "what others have been given meanwhile does not wait for an hour"
+    stopping = replace(left, phase=Phase.STOPPING, stop_asked_ms=1_000, stop_grace_ms=3_600_000)
+    assert reconcile([WANT], [stopping], 2_000, RENEWED, NODE) == ()
+    assert reconcile([WANT], [stopping], 11_000, RENEWED, NODE) == (Kill("b"),)
+    assert reconcile([WANT], [replace(left, phase=Phase.ENDED, lives=False)], 12_000, RENEWED, NODE) == (Start("a"),)

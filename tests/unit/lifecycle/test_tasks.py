@@ -14,7 +14,7 @@ from crater_core.model.allocation import AllocationStatus, DeviceGrant, Gang
 from crater_core.model.node import SharingMode
 from crater_core.model.plan import Plan
 from crater_core.model.reason import Reason, ReasonCode, sentence
-from crater_core.model.task import RetryPolicy, TaskStatus
+from crater_core.model.task import OnDisconnect, RetryPolicy, TaskStatus
 from crater_core.wire.agents import lease_of
 
 A = AllocationStatus
@@ -300,3 +300,25 @@ def test_a_step_that_is_not_in_the_table_tells_its_story():
         task_step(TaskStatus.SUCCEEDED, TaskStatus.RUNNING)
     with pytest.raises(InvalidTransition, match="lost -> running"):
         allocation_step(A.LOST, A.RUNNING)
+
+
+def test_a_gang_with_two_members_on_a_lost_node_ends_both_and_is_queued_again_once() -> None:
+    world = World(a_node("n1"), a_node("n2"))
+    gang = world.submit(a_spec(members=3, retry=RetryPolicy()))
+    world.place(gang, "n1", "n1", "n2")
+    world.lose("n1")
+    assert sorted(a.status.value for a in world.ended_allocations.values()) == ["lost", "lost"]
+    (left,) = world.snapshot.allocations.values()
+    assert (left.node, left.status) == ("n2", AllocationStatus.STOPPING)
+    world.report(left.id, AllocationStatus.CANCELLED)
+    assert (world.task(gang).status, world.snapshot.allocations) == (TaskStatus.QUEUED, {})
+
+
+def test_a_task_that_is_kept_on_disconnect_is_never_started_elsewhere() -> None:
+    world = World(a_node("n1"), a_node("n2"))
+    task = world.submit(a_spec(on_disconnect=OnDisconnect.KEEP))
+    world.run(task, "n1")
+    world.lose("n1")
+    assert (world.task(task).status, world.task(task).reason.code) == (TaskStatus.RUNNING, ReasonCode.NODE_LOST)
+    world.lose("n1", forget=True)
+    assert (world.task(task).status, world.task(task).reason.code) == (TaskStatus.FAILED, ReasonCode.NODE_LOST)

@@ -149,7 +149,7 @@ class TestShown:
         record = shown.record("t1")
         assert record is not None
         assert (record.task.status, list(record.allocations), record.revision) == (TaskStatus.FAILED, ["a2"], 3)
-        assert {("task", "t1"), ("group", "g"), "tasks", ("node", "n1")} <= rung
+        assert {("task", "t1"), ("group", "g"), "tasks", ("node", "n1")} <= set(rung)
 
     def test_only_what_an_agent_must_know_changes_its_list(self) -> None:
         shown = Shown(Loaded(5, 1, 0), Snapshot().settings)

@@ -1,0 +1,57 @@
+"""Proof that the simulation can fail: each test takes one safeguard away, and the simulation finds it missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulation.run import simulate
+
+CUTS = ("node_is_cut_off", "node_hears_and_is_not_heard", "agent_dies")
+
+
+def _found(promise: str, faults: tuple[str, ...], seeds: int = 12, tasks: int = 40) -> None:
+    told: list[str] = []
+    for seed in range(1, seeds + 1):
+        outcome = simulate(seed, faults, tasks)
+        if promise in outcome.failure:
+            return
+        told.append(outcome.failure)
+    raise AssertionError(f"no seed of {seeds} found it; they said: {told}")
+
+
+def test_it_finds_an_agent_that_does_not_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crater_agent.reconcile.LeaseState.kill_at_ms", 10**9)
+    _found("two copies", CUTS)
+
+
+def test_it_finds_a_node_that_counts_as_lost_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crater_core.service.watch import Watch
+
+    def hasty(self: Any, engine: Any, timeout_ms: int, *more: Any, init: Callable[..., None] = Watch.__init__) -> None:
+        init(self, engine, timeout_ms // 2, *more)
+
+    monkeypatch.setattr(Watch, "__init__", hasty)
+    _found("two copies", CUTS)
+
+
+def test_it_finds_silence_taken_for_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crater_core.errors import SchedulerUnreachable
+
+    def believing(self: SchedulerUnreachable, message: str, **fields: object) -> None:
+        super(SchedulerUnreachable, self).__init__(message, **{**fields, "proof": True})
+
+    monkeypatch.setattr(SchedulerUnreachable, "__init__", believing)
+    _found("two copies", CUTS)
+
+
+def test_it_finds_a_new_scheduler_that_gives_nodes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crater_core.service.heard import Heard
+
+    def impatient(self: Any, clock: Any, init: Callable[..., None] = Heard.__init__) -> None:
+        init(self, clock)
+        self._started_ms -= 60_000
+
+    monkeypatch.setattr(Heard, "__init__", impatient)
+    _found("two copies", ("scheduler_is_away_long", "scheduler_dies"))
