@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any as AnyValue
 
-from dagster import Any, Array, DagsterInvalidConfigError, DagsterRun, Field, IntSource, Map, StringSource
+from dagster import Any, Array, DagsterInvalidConfigError, DagsterRun, Field, IntSource, Map, Permissive, StringSource
 
 from crater_core.client import CraterClient
 from crater_dagster._dagster import code_location_layer, process_config
@@ -34,6 +34,8 @@ OPTION_FIELDS = {
     "env_profile": _optional(StringSource, "Variables that the node adds (DAGSTER_HOME, secrets), by the profile's name."),
     "env": _optional(Map(str, StringSource), "Plain variables. Secrets belong to an env_profile."),
     "image": _optional(StringSource, "A container image, for nodes that run them."),
+    "mounts": _optional(Array(Permissive()), "Paths of the node to show: {source, target, read_only}."),
+    "shared_memory": _optional(StringSource, "Size of a container's /dev/shm."),
     "python": _optional(StringSource, "The workers' Python: a program on the node's PATH, or a path. Default: python."),
     "warm": _optional(StringSource, "on (default): workers start as forks of a process that has imported their code; off: cold."),
     "working_dir": _optional(StringSource, "The workers' working directory."),

@@ -124,7 +124,7 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         compute = check_run_on(options) == "compute"
         if not compute:
             # What the options ask for is for the steps; the worker that drives them is small.
-            kept = ("project", "env_profile", "env", "image", "python", "warm", "working_dir", "grace", "node_labels")
+            kept = ("project", "env_profile", "env", "image", "mounts", "python", "warm", "working_dir", "grace", "node_labels")
             options = {name: options[name] for name in kept if name in options}
             options["resources"] = {**WORKER_RESOURCES, **self._config.get("run_worker", {})}
         content = {"run_id": run.run_id, "resume": attempt > 0}

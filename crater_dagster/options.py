@@ -17,7 +17,7 @@ PREFIX = "crater/"
 RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type")
 _SHARES = ("gpu", "gpu_memory", "gpu_devices")
 _MAPPINGS = ("env", "node_labels")
-_LISTS = ("pools",)
+_LISTS = ("pools", "mounts")
 _OWN = ("python", "run_on", "warm")
 """Options of the plug-in; every other one is a field of the task."""
 OPTIONS = (
@@ -31,6 +31,8 @@ OPTIONS = (
     "env_profile",
     "env",
     "image",
+    "mounts",
+    "shared_memory",
     "working_dir",
     "node_labels",
     "resources",
@@ -114,6 +116,9 @@ def to_tags(options: Options) -> dict[str, str]:
 def submission(options: Options, **task: Any) -> TaskSubmission:
     """The task that merged options stand for; `task` are its further fields. Raises InvalidRequest that names the option."""
     own = {name: value for name, value in options.items() if name not in _OWN}
+    if not own.get("image"):
+        # A default for those that run in an image.
+        own.pop("shared_memory", None)
     env = {**own.pop("env", {}), **task.pop("env", {})}
     check_run_on(options)
     return body_of(TaskSubmission, {**own, **task, "env": env})

@@ -19,6 +19,7 @@ _FAILURES = {
     _C.TIME_LIMIT: "time_limit",
     _C.PREEMPTED: "preempted",
     _C.NODE_LOST: "node_lost",
+    _C.ENGINE_LOST: "node_lost",
     _C.START_FAILED: "start_failed",
     _C.CANCELLED: "cancelled",
     _C.EXIT_CODE: "exit_code",

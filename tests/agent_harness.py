@@ -143,6 +143,8 @@ def agent_config(tmp_path: Path, scheduler_url: str, name: str = "n1", **overrid
         "scheduler_endpoint": scheduler_url,
         "node_name": name,
         "listen": "127.0.0.1:0",
+        # Whatever engine this machine may have is not the tests'.
+        "docker": {"enabled": False},
         "data_dir": str(tmp_path / f"agent-{name}"),
         "resource_pools": [
             {"name": "cpu-pool", "type": "cpu", "cores": 2},

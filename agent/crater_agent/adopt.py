@@ -69,4 +69,11 @@ def _adopt_one(
 
 
 def exit_of(raw: dict[str, Any]) -> Exit:
-    return Exit(code=raw.get("code"), signal=raw.get("signal"), fenced=bool(raw.get("fenced")))
+    return Exit(
+        code=raw.get("code"),
+        signal=raw.get("signal"),
+        known=bool(raw.get("known", True)),
+        fenced=bool(raw.get("fenced")),
+        oom_kills=int(raw.get("oom_kills", 0)),
+        engine_lost=bool(raw.get("engine_lost")),
+    )

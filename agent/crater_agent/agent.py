@@ -143,6 +143,10 @@ class Agent:
         self._ended(workload, raw)
         self._wake.set()
 
+    def on_progress(self, workload: Workload, reason: Reason) -> None:
+        """Its start takes a while; `reason` says why."""
+        self._report(workload, reason)
+
     def on_spawner_lost(self) -> None:
         log.error("the spawner is gone: what it started goes on, but exit codes will not be known")
         self._job(self._reconnect())
@@ -256,13 +260,15 @@ class Agent:
             log.warning("%s (%s) could not be started: %s", workload.allocation, lease.name, error.message)
             again = int(bool(error.fields.get("again")))
             reason = Reason.of(ReasonCode.START_FAILED, node=self.node, why=error.message, retryable=again)
-            workload.stop = (AllocationStatus.FAILED, reason)
+            # One that was told to stop while its image was on the way ends as what it was told.
+            workload.stop = workload.stop or (AllocationStatus.FAILED, reason)
             workload.lives = False
             self._finish(workload)
             return
         finally:
             self.processes.park()
-        workload.phase = Phase.RUNNING
+        if workload.phase is Phase.STARTING:
+            workload.phase = Phase.RUNNING
         self._report(workload)
         log.info("started %s (%s) as pid %d", workload.allocation, lease.name, workload.pid)
         raw = self.records.read_exit(workload.allocation)

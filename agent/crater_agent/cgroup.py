@@ -10,11 +10,22 @@ from pathlib import Path
 
 from crater_agent import bpf
 from crater_agent.cgroup_common import Cgroups, Counters, Group, Limits, read, write
-from crater_agent.cgroup_v1 import CgroupsV1
-from crater_agent.cgroup_v2 import CgroupsV2
+from crater_agent.cgroup_v1 import CgroupsV1, GroupV1
+from crater_agent.cgroup_v2 import CgroupsV2, GroupV2
 from crater_agent.privileges import CAP_SYS_ADMIN, has_capability
 
-__all__ = ["Cgroups", "Counters", "Group", "Limits", "Mount", "memory_limit_bytes", "open_cgroups", "read_mounts", "read_own"]
+__all__ = [
+    "Cgroups",
+    "Counters",
+    "Group",
+    "Limits",
+    "Mount",
+    "group_of",
+    "memory_limit_bytes",
+    "open_cgroups",
+    "read_mounts",
+    "read_own",
+]
 V1_NEEDED = ("cpu", "cpuacct", "memory", "pids")
 V2_NEEDED = ("cpu", "memory", "pids")
 V2_WANTED = ("cpuset", "io")
@@ -44,6 +55,21 @@ def open_cgroups(name: str, proc: Path = Path("/proc/self"), cores: bool = False
     if found is not None:
         return found, ""
     return None, "; ".join([*why, f"cgroup v1: {reason}"] if any(mount.version == 1 for mount in mounts) else why or [reason])
+
+
+def group_of(pid: int, mark: str) -> Group | None:
+    """The group that somebody else has made for a process, to read its counters; None unless `mark` is in its name."""
+    try:
+        own = read_own(Path(f"/proc/{pid}/cgroup").read_text())
+    except OSError:
+        return None
+    mounts = read_mounts(Path("/proc/self/mountinfo").read_text())
+    if mark in own.get("memory", ""):
+        by_controller = {name: next((m for m in mounts if name in m.controllers), None) for name in ("memory", "cpuacct", "pids")}
+        return GroupV1({name: _inside(mount, own.get(name, "/")) for name, mount in by_controller.items() if mount is not None})
+    if mark in own.get("", ""):
+        return next((GroupV2(_inside(mount, own[""])) for mount in mounts if mount.version == 2), None)
+    return None
 
 
 def read_mounts(mountinfo: str) -> list[Mount]:

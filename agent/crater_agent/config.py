@@ -156,6 +156,27 @@ class FromFile(Strict):
     file: Path
 
 
+class Credentials(Strict):
+    """For one registry. The password is read when an image is pulled, and goes to the engine only."""
+
+    username: str
+    password: FromEnv | FromFile
+
+
+class Docker(Strict):
+    enabled: Literal["auto"] | bool = "auto"
+    """auto: containers are run while an engine answers on the socket; true: its absence is a fault that is told."""
+    socket: Path = Path("/var/run/docker.sock")
+    network: Name = "host"
+    """host, none, or a network of the engine, on which the task's ports are published."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    pull_timeout: DurationMs = 30 * 60_000
+    images: tuple[str, ...] = ()
+    """Patterns of images that may be run, such as `ghcr.io/team/*`; empty: any."""
+    registries: dict[str, Credentials] = Field(default_factory=dict)
+    """By the registry's host as it stands in an image's name; Docker Hub is `docker.io`."""
+
+
 class Log(Strict):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -213,6 +234,7 @@ class AgentConfig(Strict):
     exclusive_cores: bool = False
     """True: a task that asks for whole cores gets cores that no other task runs on."""
     scratch: ScratchSpace = ScratchSpace()
+    docker: Docker = Docker()
     cgroups: Literal["auto", "off"] = "auto"
     """auto: limits are enforced where this agent may make cgroups; off: they are only watched."""
     sample_interval: DurationMs = 15_000

@@ -27,9 +27,14 @@ class Host:
     profiles: Mapping[str, Mapping[str, str | FromEnv | FromFile]] = field(default_factory=lambda: {})
 
 
-def environment(lease: Lease, host: Host, scratch: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` is the agent's own, read only for what a profile names. Raises RuntimeFailed with the reason."""
+def environment(
+    lease: Lease, host: Host, scratch: str, environ: Mapping[str, str], base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """`environ` is the agent's own, read only for what a profile names; `base` is what everything else may overrule, by
+    default for a process on this node. Raises RuntimeFailed with the reason."""
     env = {"PATH": f"{host.python_dir}:{SYSTEM_PATH}", "HOME": host.home, "LANG": "C.UTF-8", "TMPDIR": scratch}
+    if base is not None:
+        env = dict(base)
     # Otherwise what a Python program prints is seen only when its buffer is full.
     env["PYTHONUNBUFFERED"] = "1"
     if host.time_zone:

@@ -91,5 +91,5 @@ def set_up_logging(config: Log) -> None:
         handler.setFormatter(_Json() if config.format == "json" else text)
     logging.basicConfig(level=config.level.upper(), handlers=handlers, force=True)
     # Their lines are one for each request, and hold URLs.
-    for name in ("httpx", "httpcore", "asyncio"):
+    for name in ("httpx", "httpcore", "asyncio", "docker", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)

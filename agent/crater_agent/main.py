@@ -19,6 +19,7 @@ from crater_agent import cgroup, config, declare, device_files, directories, dis
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
+from crater_agent.docker_runtime import DockerRuntime
 from crater_agent.environment import Host
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
@@ -149,6 +150,7 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
         settings.scratch.keep_failed,
         mounts.why_none(),
         gpu_numa,
+        settings.scheduler_endpoint[0],
     )
 
 
@@ -194,7 +196,8 @@ async def _serve(
     agents: list[Agent] = []
     spawner = Spawner(data_dir, lambda name, end: agents[0].on_exit(name, end), lambda: agents[0].on_spawner_lost())
     processes = ProcessRuntime(place, records, spawner, cgroups, _cores(settings, cgroups))
-    runtimes = Runtimes(processes)
+    docker = _docker(settings, place, records, spawner, agents)
+    runtimes = Runtimes(processes, *([docker] if docker else []))
     link = Link(settings.scheduler_endpoint, token, node)
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
@@ -215,7 +218,10 @@ async def _serve(
     log.info("metrics, health and logs at port %d of %s", port, settings.host)
     found = await spawner.connect()
     log.info("%s spawner, pid %d", "found the" if found else "started a", spawner.pid)
+    await _open_docker(docker, settings, session)
     await agent.take_over()
+    # Not before: what is not taken over yet would look like something that nobody wants.
+    attending = asyncio.create_task(docker.attend()) if docker is not None else None
     try:
         await _until_signal(agent)
         if stop_workloads:
@@ -227,10 +233,48 @@ async def _serve(
         running = [w for w in agent.workloads.values() if w.running]
         log.info("the agent stops%s", f"; {len(running)} workload(s) go on without it" if running else "")
         await agent.drain_jobs()
+        if docker is not None and attending is not None:
+            attending.cancel()
+            await docker.close()
         await processes.unpark()
         await spawner.close()
         await server.close()
         await link.close()
+
+
+def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spawner, agents: list[Agent]) -> DockerRuntime | None:
+    """`agents` holds the agent once anything can happen."""
+    if settings.docker.enabled is False:
+        return None
+
+    def offer(yes: bool) -> None:
+        session = agents[0].session
+        session.declare(session.declaration.model_copy(update={"runtimes": ("process", "docker") if yes else ("process",)}))
+
+    return DockerRuntime(
+        place,
+        records,
+        spawner,
+        settings.docker,
+        directories.group_name(settings.node_name, settings.directory),
+        lambda allocation, raw: agents[0].on_exit(allocation, raw),
+        lambda workload, reason: agents[0].on_progress(workload, reason),
+        offer,
+    )
+
+
+async def _open_docker(docker: DockerRuntime | None, settings: AgentConfig, session: Session) -> None:
+    """Look for the engine before the node declares itself."""
+    if docker is None:
+        return
+    facts = await docker.open()
+    notes, runtimes = session.declaration.notes, ("process",)
+    if facts is not None:
+        notes, runtimes = (*notes, *facts.notes), ("process", "docker")
+    elif settings.docker.enabled is True or settings.docker.socket.exists():
+        log.warning("no containers are run: %s", docker.why_not)
+        notes = (*notes, f"no containers are run: {docker.why_not}")
+    session.declaration = session.declaration.model_copy(update={"runtimes": runtimes, "notes": notes})
 
 
 async def _listen(server: Server, settings: AgentConfig) -> int:

@@ -69,6 +69,8 @@ class Seen:
     """It cannot take more: its scratch space is a file system of that size."""
     over_disk_since_ms: int | None = None
     unhealthy: Reason | None = None
+    preparing: bool = False
+    """Its start waits for something that takes long and can be given up, such as its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,8 @@ def _of_known(
     if workload.phase is Phase.REPORTED:
         return (Forget(workload.allocation),) if heard and want is None else ()
     if workload.phase is Phase.STARTING:
-        return ()
+        stop = _stop_for_lease(workload, want, heard, lease, settings) if workload.preparing else None
+        return (stop,) if stop is not None else ()
     if workload.main_gone:
         return (Kill(workload.allocation),) if workload.lives else (Finish(workload.allocation),)
     if workload.phase is Phase.STOPPING:
@@ -300,6 +303,8 @@ class Exit:
     """Stopped by the spawner while no agent renewed the lease."""
     oom_kills: int = 0
     disk_full: bool = False
+    engine_lost: bool = False
+    """The container engine went down and took it along."""
 
 
 def outcome(
@@ -311,6 +316,8 @@ def outcome(
         return stop
     if end.fenced:
         return AllocationStatus.LOST, Reason.of(ReasonCode.NODE_LOST, node=node, silent_ms=facts.get("silent_ms", 0))
+    if end.engine_lost:
+        return AllocationStatus.LOST, Reason.of(ReasonCode.ENGINE_LOST, node=node)
     if not end.known:
         return AllocationStatus.FAILED, Reason.of(ReasonCode.EXIT_UNKNOWN)
     if end.code == 0:

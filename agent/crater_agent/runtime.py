@@ -70,6 +70,8 @@ class Place:
     no_mounts: str = ""
     """Why a path cannot be shown at another one; empty when it can."""
     gpu_numa: Mapping[str, int] = field(default_factory=lambda: {})
+    cluster: str = ""
+    """The scheduler's address, by which containers say whose they are."""
 
 
 class ProcessRuntime:

@@ -83,6 +83,13 @@ class Session:
         """Nothing runs that an old lease could be about."""
         self.heard.renewed_ms = self._clock.monotonic_ms()
 
+    def declare(self, declaration: NodeDeclaration) -> None:
+        """Register anew: what this node can do has changed."""
+        self.declaration = declaration
+        if self._registered.is_set():
+            self._registered.clear()
+            self._unregistered.set()
+
     def report_soon(self) -> None:
         """Some workload has something new in `pending`."""
         self._dirty.set()

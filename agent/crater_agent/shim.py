@@ -27,6 +27,7 @@ if __name__ == "__main__":
     # Started as a file and without site-packages: the package is the folder that the file is in.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 from crater_agent import forked
+from crater_agent.guards import Guards
 from crater_agent.templates import TemplateFault, Templates
 
 PROTOCOL = 2
@@ -104,6 +105,7 @@ class Shim:
         self.starting: dict[int, Starting] = {}
         self.parked: dict[str, Parked] = {}
         self.templates = Templates()
+        self.guards = Guards()
         self.selector = selectors.DefaultSelector()
         self.listener = self._listen()
         self.agents: dict[socket.socket, bytearray] = {}
@@ -147,15 +149,15 @@ class Shim:
         os.unlink(SOCKET)
 
     def _done(self) -> bool:
-        if self.children or self.agents:
+        if self.children or self.agents or (self.guards and not self.quitting):
             return self.quitting and not self.children
         return self.quitting or time.monotonic() - self.alone_since > IDLE_LIFE_S
 
     def _patience(self) -> float | None:
-        restartable = [child.grace_s for child in self.children.values() if child.restartable]
+        restartable = [child.grace_s for child in self.children.values() if child.restartable] + self.guards.graces()
         if restartable and self.fence_at is not None:
             return max(0.05, self.fence_at - max(restartable) - time.monotonic())
-        return None if self.agents or self.children else IDLE_LIFE_S / 4
+        return None if self.agents or self.children or self.guards else IDLE_LIFE_S / 4
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -211,6 +213,13 @@ class Shim:
         if what == "unpark":
             self._unpark()
             return {}
+        if what == "guard":
+            self.guards.add(message)
+            return None
+        if what == "unguard":
+            self.guards.drop(message["id"])
+            self.alone_since = time.monotonic()
+            return None
         if what == "renew":
             # Of the lease: what may be started elsewhere lives no longer than this unless it is renewed again.
             self.fence_at = time.monotonic() + message["for_ms"] / 1000
@@ -367,6 +376,7 @@ class Shim:
                     os.killpg(child.pid, signal.SIGTERM)
             if now >= self.fence_at:
                 self._kill(child)
+        self.guards.fence(self.fence_at, now)
 
     def _kill(self, child: Child) -> None:
         for path in child.procs_files[:1]:

@@ -33,6 +33,7 @@ class Spawner:
         self._connected = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
         self.pid = 0
+        self._guards: dict[str, Message] = {}
         self.children: dict[str, int] = {}
         """What was running when we connected, by name."""
 
@@ -50,6 +51,8 @@ class Spawner:
         answer = await self.ask({"op": "hello"})
         self.pid = int(answer["pid"])
         self.children = {child["id"]: child["pid"] for child in answer["children"]}
+        for guard in self._guards.values():
+            self._tell(guard)
         return found
 
     async def ask(self, message: Message) -> Message:
@@ -74,14 +77,24 @@ class Spawner:
 
     def renew(self, for_ms: int) -> None:
         """Tell it how much longer what may be started elsewhere may live without hearing this again."""
+        self._tell({"op": "renew", "for_ms": for_ms})
+
+    def guard(self, name: str, guard: Message) -> None:
+        """Have it end a container, too, when no agent renews the lease; told again to a spawner that takes its place."""
+        self._guards[name] = {"op": "guard", "id": name, **guard}
+        self._tell(self._guards[name])
+
+    def unguard(self, name: str) -> None:
+        if self._guards.pop(name, None) is not None:
+            self._tell({"op": "unguard", "id": name})
+
+    def _tell(self, message: Message) -> None:
         if self._writer is not None:
-            self._writer.write(json.dumps({"op": "renew", "for_ms": for_ms}).encode() + b"\n")
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
     def park(self, group: str, procs_files: tuple[str, ...]) -> None:
         """Have a child join a cgroup now and wait there for the order that names the group."""
-        if self._writer is not None:
-            message = {"op": "park", "group": group, "procs_files": list(procs_files)}
-            self._writer.write(json.dumps(message).encode() + b"\n")
+        self._tell({"op": "park", "group": group, "procs_files": list(procs_files)})
 
     async def quit(self) -> None:
         with contextlib.suppress(RuntimeFailed):

@@ -24,6 +24,7 @@ class Workload:
     stop: tuple[AllocationStatus, Reason] | None = None
     stop_asked_ms: int | None = None
     stop_grace_ms: int = 0
+    preparing: bool = False
     kills: int = 0
     use: Use = Use()
     memory_max_bytes: int = 0
@@ -77,6 +78,7 @@ class Workload:
             disk_limit_bytes=record.disk_bytes or None,
             disk_held=record.disk_held,
             unhealthy=self.unhealthy,
+            preparing=self.preparing,
         )
 
     def conclude(self, end: ReportBody) -> None:

@@ -183,11 +183,18 @@ def _progress(snapshot: Snapshot, allocation: Allocation, heard: Report, now_ms:
         ready=heard.ready,
     )
     warning, warned = _if_warning(heard.reason), _if_warning(task.reason)
-    if moved == snapshot.allocations[allocation.id] and warning == warned:
+    pulling = heard.reason if heard.status is AllocationStatus.STARTING and _is_pull(heard.reason) else None
+    unchanged = moved == snapshot.allocations[allocation.id]
+    if unchanged and warning == warned and (pulling is None or pulling == task.reason):
         return NO_CHANGES
     after, events = task, ()
+    if pulling is not None:
+        after, events = replace(after, reason=pulling), (story(task, "pulling", now_ms, pulling, node=allocation.node),)
     if started:
-        after = replace(after, status=task_step(task.status, TaskStatus.RUNNING), started_at_ms=task.started_at_ms or now_ms)
+        # Why it took a while to start is no longer of interest.
+        reason = None if _is_pull(task.reason) else task.reason
+        status = task_step(task.status, TaskStatus.RUNNING)
+        after = replace(after, status=status, started_at_ms=task.started_at_ms or now_ms, reason=reason)
         events = (story(task, "started", now_ms, node=allocation.node, allocation=allocation.id),)
     if heard.ready != task.ready and task.spec.service:
         after = replace(after, ready=heard.ready)
@@ -201,6 +208,10 @@ def _progress(snapshot: Snapshot, allocation: Allocation, heard: Report, now_ms:
 
 def _if_warning(reason: Reason | None) -> Reason | None:
     return reason if reason is not None and reason.code in WARNINGS else None
+
+
+def _is_pull(reason: Reason | None) -> bool:
+    return reason is not None and reason.code is ReasonCode.IMAGE_PULLING
 
 
 def end_allocation(
@@ -281,7 +292,7 @@ def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool
     if task.spec.service is not None or tried >= settings.attempts_max:
         return False
     code = reason.code if reason else None
-    if code is ReasonCode.NODE_LOST:
+    if code in (ReasonCode.NODE_LOST, ReasonCode.ENGINE_LOST):
         return retry.on_node_loss
     if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
         return True

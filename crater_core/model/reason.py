@@ -57,6 +57,8 @@ class ReasonCode(StrEnum):
     OVER_MEMORY = "over_memory"
     OVER_DISK = "over_disk"
     DISK_NEARLY_FULL = "disk_nearly_full"
+    # Being started.
+    IMAGE_PULLING = "image_pulling"
     # Ended.
     FINISHED = "finished"
     EXIT_CODE = "exit_code"
@@ -72,6 +74,7 @@ class ReasonCode(StrEnum):
     DRAINED = "drained"
     START_FAILED = "start_failed"
     EXIT_UNKNOWN = "exit_unknown"
+    ENGINE_LOST = "engine_lost"
     UNHEALTHY = "unhealthy"
     SCALED_DOWN = "scaled_down"
     SUPERSEDED = "superseded"
@@ -190,6 +193,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.OVER_MEMORY: "It uses more memory than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
     _C.OVER_DISK: "It has written more than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
     _C.DISK_NEARLY_FULL: "Its scratch space is nearly full: {peak_bytes} of {limit_bytes}.",
+    _C.IMAGE_PULLING: "The node {node} is fetching image {image}: {done_bytes} of {total_bytes} so far.",
     _C.FINISHED: "It ended by itself.",
     _C.EXIT_CODE: "It ended with exit code {exit_code}.",
     _C.SIGNALLED: "It was ended by signal {signal}, which Crater did not send.",
@@ -204,6 +208,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.RECLAIMED: "It made room for {by}: quota policy {policy} took back what it had lent.",
     _C.START_FAILED: "It could not be started on {node}: {why}.",
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
+    _C.ENGINE_LOST: "The container engine of {node} stopped or was started anew while it ran.",
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
     _C.SCALED_DOWN: "The service needs fewer replicas.",
     _C.SUPERSEDED: "A newer version of the service took its place.",
@@ -236,5 +241,6 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.DISK_EXCEEDED: "Ask for more disk, or make the task write less.",
     _C.TIME_LIMIT: "Raise time_limit, or make the task faster.",
     _C.EXIT_CODE: "Look at its output: `crater logs`.",
+    _C.ENGINE_LOST: "Look at the engine's own log on that node, such as `journalctl -u docker`.",
     _C.START_FAILED: "Look at the agent's log on that node; `crater nodes` shows its state.",
 }

@@ -139,6 +139,8 @@ class TaskSpec:
     """Modules that a template process imports once, so that `python -m MODULE` starts as a fork of it; None: a cold start."""
     mounts: tuple[Mount, ...] = ()
     output_path: str | None = None
+    shm_bytes: int = 0
+    """Size of a container's /dev/shm, which counts as its memory; 0: the engine's own default (64 MiB)."""
 
     request: Request = Request()
     members: int = 1

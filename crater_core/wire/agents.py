@@ -199,6 +199,7 @@ class Lease(Outgoing):
     warm_preload: list[str] | None = None
     mounts: list[MountView] = []
     output_path: str | None = None
+    shm_bytes: int = 0
     cpu_milli: int
     memory_bytes: int
     disk_bytes: int
@@ -248,6 +249,7 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         warm_preload=list(spec.warm_preload) if spec.warm_preload is not None else None,
         mounts=[MountView(source=m.source, target=m.target, read_only=m.read_only) for m in spec.mounts],
         output_path=spec.output_path,
+        shm_bytes=spec.shm_bytes,
         cpu_milli=allocation.held.cpu_milli,
         memory_bytes=allocation.held.memory_bytes,
         disk_bytes=allocation.held.disk_bytes,

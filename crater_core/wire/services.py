@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from crater_core.model.service import Service
 from crater_core.model.task import OnDisconnect, RetryPolicy, TaskSpec, TaskType
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
-from crater_core.wire.resources import Resources
+from crater_core.wire.resources import Bytes, Resources
 from crater_core.wire.tasks import EnvName, HealthBody, Label, MountBody, Path, Slug, TaskSubmission, TaskView, Text, health_check
 
 REPLICAS_MAX = 1000
@@ -30,6 +30,7 @@ class ServiceBody(Incoming):
     env_profile: Slug | None = None
     working_dir: Path | None = None
     mounts: tuple[MountBody, ...] = ()
+    shared_memory: Bytes = 0
     resources: Resources = Resources()
     pools: tuple[Slug, ...] = ()
     node_labels: dict[Label, Label] = {}
@@ -59,6 +60,7 @@ class ServiceBody(Incoming):
                 "env_profile": self.env_profile,
                 "working_dir": self.working_dir,
                 "mounts": self.mounts,
+                "shared_memory": self.shared_memory,
                 "resources": self.resources,
                 "pools": self.pools,
                 "node_labels": self.node_labels,

@@ -26,6 +26,7 @@ from crater_core.model.task import (
     TaskType,
     When,
 )
+from crater_core.model.units import show_bytes
 from crater_core.model.usage import HOUR_MS
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
 from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Resources
@@ -118,6 +119,7 @@ class TaskSubmission(Incoming):
     )
     mounts: tuple[MountBody, ...] = Field(default=(), max_length=100)
     output_path: Path | None = None
+    shared_memory: Bytes = Field(default=0, description="size of a container's /dev/shm; it counts as its memory")
     resources: Resources = Resources()
     members: int = Field(default=1, ge=1, le=10_000, description="more than one makes it a gang")
     members_min: int | None = Field(
@@ -153,6 +155,12 @@ class TaskSubmission(Incoming):
             raise ValueError("command is missing: a program with its arguments, or an image that has its own")
         if self.command and not self.command[0]:
             raise ValueError("command must start with a program, found an empty text")
+        if self.shared_memory and self.image is None:
+            raise ValueError("shared_memory is for an image: without one a task uses the node's own /dev/shm")
+        if self.shared_memory > self.resources.memory:
+            raise ValueError(
+                f"shared_memory counts as memory, so it can be resources.memory ({show_bytes(self.resources.memory)}) at most"
+            )
         if self.warm_preload is not None and (self.image is not None or self.command[1:2] != ("-m",) or len(self.command) < 3):
             raise ValueError("warm_preload is for commands of the form: python -m MODULE ...")
         return self
@@ -184,6 +192,7 @@ class TaskSubmission(Incoming):
             warm_preload=self.warm_preload,
             mounts=tuple(Mount(m.source, m.target, m.read_only) for m in self.mounts),
             output_path=self.output_path,
+            shm_bytes=self.shared_memory,
             request=self.resources.to_request(self.ports),
             members=self.members_most,
             members_min=self.members_min,
