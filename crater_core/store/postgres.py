@@ -183,6 +183,8 @@ class PostgresStore(SqlReads):
 
 def _query_on(db: PgConnection) -> Query:
     def query(sql: str, values: Sequence[Any] = ()) -> Sequence[Row]:
+        if any(isinstance(value, str) and "\0" in value for value in values):
+            return []  # No text of PostgreSQL's holds this character, so nothing can be found by it.
         return db.execute(marked(sql), values).fetchall()
 
     return query

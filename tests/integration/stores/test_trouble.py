@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from callers import Api, FakeAgent
 from harness import SchedulerProcess, start_scheduler, wait_until
-from servers import PostgresServer
+from servers import PostgresServer, etcd_cluster
 
 
 @pytest.fixture
@@ -46,3 +46,34 @@ def test_postgres_that_is_restarted_costs_nothing(tmp_path: Path, own: list[Sche
     scheduler.start()
     assert api.task(task["id"])["status"] == "succeeded"
     assert api.whats(task["id"]) == ["queued", "allocated", "started", "succeeded"]
+
+
+def test_etcd_without_a_quorum_costs_nothing(tmp_path: Path, own: list[SchedulerProcess]) -> None:
+    members = etcd_cluster(3)
+    try:
+        scheduler = start_scheduler(tmp_path, etcd_endpoints=[member.url for member in members], leader_lease="3s")
+        own.append(scheduler)
+        agent, api = FakeAgent(scheduler.url, "n1"), Api(scheduler.url)
+        agent.register()
+        task = api.submit(key="before")
+        lease = agent.lease_of(task["id"])
+        agent.report(lease, "running")
+        members[0].kill()
+        assert api.submit()["status"] == "allocated"  # Two of three are enough.
+        members[1].kill()
+        body = {"name": "job", "command": ["true"]}
+        refused = api.http.post("/v1/tasks", json=body, headers={"Idempotency-Key": "during"})
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:crater:store_unavailable")
+        # It is heard, and told nothing that it could take for an order, for longer than the lead was certain.
+        wait_until(lambda: agent.heartbeat().status_code == 503, 15)
+        assert api.get("/health")["status"] == "store_unavailable"
+        assert api.task(task["id"])["status"] == "running"  # Reads go on.
+        members[1].start()
+        wait_until(lambda: api.http.post("/v1/tasks", json=body, headers={"Idempotency-Key": "during"}).is_success, 30)
+        wait_until(lambda: agent.http.post("/register", json=agent.declaration).is_success, 15)
+        assert agent.report(lease, "succeeded", exit_code=0) == []
+        assert api.submit(key="before")["id"] == task["id"]
+        assert api.whats(task["id"]) == ["queued", "allocated", "started", "succeeded"]
+    finally:
+        for member in members:
+            member.remove()
