@@ -40,11 +40,16 @@ def _placement() -> list[dict[str, Any]]:
     return importlib.import_module("benchmarks.placement").rows()
 
 
+def _waiting() -> list[dict[str, Any]]:
+    return importlib.import_module("benchmarks.waiting").rows()
+
+
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
     "dagster": _on_a_cluster("benchmarks.dagster_runs"),
     "placement": _placement,
+    "waiting": _waiting,
 }
 
 

@@ -82,9 +82,10 @@ def a_spec(
     return TaskSpec(**{"name": name, "command": ("true",), "request": asked, **more})
 
 
-def a_task(id: str = "t1", *, at_ms: int = 0, not_before_ms: int = 0, **spec: Any) -> Task:
+def a_task(id: str = "t1", *, at_ms: int = 0, not_before_ms: int = 0, foretold_ms: int | None = None, **spec: Any) -> Task:
     """A queued task; further words go to `a_spec`."""
-    return Task(id, a_spec(**{"name": id, **spec}), TaskStatus.QUEUED, at_ms, at_ms, not_before_ms=not_before_ms)
+    wanted = a_spec(**{"name": id, **spec})
+    return Task(id, wanted, TaskStatus.QUEUED, at_ms, at_ms, not_before_ms=not_before_ms, foretold_ms=foretold_ms)
 
 
 def a_snapshot(

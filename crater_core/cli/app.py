@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 from crater_core import __version__
-from crater_core.cli import backup, cluster, events, logs, quotas, services, simulate, submit, tasks, usage
+from crater_core.cli import backup, cluster, events, history, logs, quotas, services, simulate, submit, tasks, usage, whatif
 from crater_core.cli.session import DENIED, FAILED, INTERRUPTED, MISSING, UNREACHABLE, USAGE, err, option, session
 from crater_core.errors import CraterError, Denied, InvalidRequest, NotFound, Unavailable
 
@@ -65,6 +65,8 @@ usage.register(app)
 events.register(app)
 simulate.register(app)
 backup.register(app)
+whatif.register(app)
+history.register(app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -53,6 +53,7 @@ def submit(
     workdir: Annotated[str | None, option("PATH", "Where it starts.", panel=WHAT)] = None,
     retries: Annotated[int | None, option("COUNT", "Try again this often when it fails.", min=0, max=99)] = None,
     key: Annotated[str | None, option("KEY", "Idempotency key: the same key gives the same task.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would become of it; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit 1 unless it succeeded.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Like --wait, and show its output.")] = False,
     as_json: Json = False,
@@ -96,6 +97,11 @@ def submit(
         if more:
             body[field] = {**_mapping(body.get(field, {}), field), **more}
     body.setdefault("name", _default_name(body))
+    if dry:
+        from crater_core.cli.whatif import dry_run
+
+        dry_run([body], as_json)
+        return
     _carry_out(body, key, wait=wait, follow=follow, as_json=as_json)
 
 

@@ -193,6 +193,11 @@ def _print_explanation(found: ExplanationView) -> None:
     why = reason_text(found.reason)
     if why is not None:
         console.print(Padding(why, (0, 0, 0, 2)))
+    if found.expected_start_ms is not None:
+        about = "" if found.expected_sure else "about "
+        console.print(Padding(f"expected to start {about}{moment(found.expected_start_ms)}", (0, 0, 0, 2)))
+    elif found.expected_note:
+        console.print(Padding(clean(f"expected start unknown: {found.expected_note}"), (0, 0, 0, 2)))
     if found.candidates:
         console.print()
         rows = table("NODE", "SCORE", "VERDICT", right=("SCORE",), wrap=("VERDICT",))

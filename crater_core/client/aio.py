@@ -23,6 +23,7 @@ from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
 from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
+from crater_core.wire.whatif import DryRun
 
 T = TypeVar("T")
 
@@ -158,6 +159,10 @@ class AsyncCraterClient:
     def follow_logs(self, task_id: str, member: int = 0) -> AsyncIterator[tuple[Stream, bytes]]:
         """Both streams as they are written, through every attempt, until the task has ended; of one member of a gang."""
         return self._each(flows.follow_logs(task_id, member))
+
+    async def dry_run(self, tasks: Iterable[TaskSubmission | Mapping[str, Any]]) -> DryRun:
+        """What would become of them, in this order, without submitting any: refused, placed and where, or waiting and why."""
+        return await self._send(calls.dry_run(tasks))
 
     async def explain(self, task_id: str) -> ExplanationView:
         return await self._send(calls.explain(task_id))

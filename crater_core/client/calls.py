@@ -21,6 +21,7 @@ from crater_core.wire.nodes import NodePage, NodeView, PoolPage, PoolView, Quota
 from crater_core.wire.services import ServiceBody, ServicePage, ServiceView
 from crater_core.wire.tasks import EventPage, EventView, ExplanationView, TaskChanges, TaskPage, TaskSubmission, TaskView
 from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
+from crater_core.wire.whatif import DryRun
 
 T = TypeVar("T")
 View = TypeVar("View", bound=BaseModel)
@@ -108,6 +109,13 @@ def submit_many(tasks: Iterable[TaskSubmission | Mapping[str, Any]], keys: Seque
         )
     body = f'{{"tasks":[{",".join(bodies)}],"idempotency_keys":{json.dumps(given)}}}'
     return Call("POST", "/v1/tasks:batch", lambda answer: _view(TaskPage)(answer).tasks, body=body.encode())
+
+
+def dry_run(tasks: Iterable[TaskSubmission | Mapping[str, Any]]) -> Call[DryRun]:
+    bodies = [
+        body_of(TaskSubmission, task, f"tasks.{index}").model_dump_json(exclude_unset=True) for index, task in enumerate(tasks)
+    ]
+    return Call("POST", "/v1/tasks:dry-run", _view(DryRun), body=f'{{"tasks":[{",".join(bodies)}]}}'.encode())
 
 
 def new_key() -> str:

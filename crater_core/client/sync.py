@@ -23,6 +23,7 @@ from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
 from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
+from crater_core.wire.whatif import DryRun
 
 T = TypeVar("T")
 
@@ -157,6 +158,10 @@ class CraterClient:
     def follow_logs(self, task_id: str, member: int = 0) -> Iterator[tuple[Stream, bytes]]:
         """Both streams as they are written, through every attempt, until the task has ended; of one member of a gang."""
         return self._each(flows.follow_logs(task_id, member))
+
+    def dry_run(self, tasks: Iterable[TaskSubmission | Mapping[str, Any]]) -> DryRun:
+        """What would become of them, in this order, without submitting any: refused, placed and where, or waiting and why."""
+        return self._send(calls.dry_run(tasks))
 
     def explain(self, task_id: str) -> ExplanationView:
         return self._send(calls.explain(task_id))

@@ -32,6 +32,7 @@ def submit(snapshot: Snapshot, asked: TaskSubmitted, now_ms: int) -> Changes:
         return NO_CHANGES
     waits = waiting_for(snapshot, asked.spec) or _behind_others(snapshot, asked.spec) or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
     task = Task(asked.id, asked.spec, TaskStatus.QUEUED, now_ms, now_ms, waits, array_index=asked.array_index)
+    task = replace(task, foretold_ms=_foretold(snapshot, asked.spec))
     return Changes(puts=(task,), events=(story(task, "queued", now_ms),))
 
 
@@ -98,6 +99,7 @@ def _allocate(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str
         started_at_ms=None,
         exit_code=None,
         ready=False,
+        foretold_ms=_foretold(snapshot, task.spec),
     )
     events = tuple(story(task, "allocated", now_ms, node=a.node, allocation=a.id, attempt=attempt) for a in allocations)
     return Changes((moved, *allocations), events=events)
@@ -110,6 +112,13 @@ def _meeting(snapshot: Snapshot, task: Task, members: list[tuple[Placement, str]
     first = next(placement for placement, _ in members if placement.member == 0)
     assert len(first.ports) == task.spec.request.ports + 1, "member 0 has a port to meet at"
     return Gang(len(members), snapshot.nodes[first.node].address, first.ports[-1])
+
+
+def _foretold(snapshot: Snapshot, spec: TaskSpec) -> int | None:
+    """Run time by what others of its kind took; a declared limit needs none."""
+    if spec.time_limit_ms is not None or not snapshot.settings.foretell:
+        return None
+    return snapshot.run_times.foretell(spec)
 
 
 def _held(task: Task, placement: Placement) -> Amounts:

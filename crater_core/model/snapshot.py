@@ -16,6 +16,7 @@ from crater_core.model.past import PastUse
 from crater_core.model.prices import PriceTable
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.resources import TypicalRequest
+from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskStatus
 
@@ -43,6 +44,10 @@ class Settings:
     """A task is not preempted before it has run so long."""
     preemptions_max: int = 3
     """A task is not preempted more often than this."""
+    foretell: bool = True
+    """Whether tasks without a time limit are expected to run as long as others of their kind did."""
+    short_first_milli: int = 0
+    """Among tasks of one project and priority, one counts as so many thousandths of its expected run time younger than it is."""
     project_weights: dict[str, int] = field(default_factory=lambda: {})
     """Thousandths; 1000 where a project is not named. Twice the weight deserves twice the share."""
     fair_share_half_life_ms: int = 7 * 86_400_000
@@ -69,6 +74,8 @@ class Snapshot:
     """What free room is worth, as far as that has been worked out: its owner puts another in its place between decisions."""
     past: dict[str, PastUse] = field(default_factory=lambda: {})
     """By project."""
+    run_times: RunTimes = field(default_factory=RunTimes)
+    """How long tasks of each kind ran lately."""
 
     queued: dict[str, Task] = field(default_factory=lambda: {})
     by_node: dict[str, dict[str, Allocation]] = field(default_factory=lambda: defaultdict(dict))
@@ -112,6 +119,7 @@ class Snapshot:
     def _put_task(self, task: Task) -> None:
         self._log(task.id)
         if task.status.ended:
+            self.run_times.learn(task)
             self._remove(Task, task.id)
             return
         self.tasks[task.id] = task
@@ -195,6 +203,23 @@ class Snapshot:
             half = len(self.queue_log) // 2
             del self.queue_log[:half]
             self.queue_log_start += half
+
+
+def copy_of(snapshot: Snapshot) -> Snapshot:
+    """A snapshot of its own with the same (immutable) entities."""
+    twin = Snapshot(
+        settings=snapshot.settings,
+        revision=snapshot.revision,
+        term=snapshot.term,
+        prices=snapshot.prices,
+        run_times=snapshot.run_times.copy(),
+    )
+    for entities in (
+        *(snapshot.nodes, snapshot.policies, snapshot.services),
+        *(snapshot.past, snapshot.tasks, snapshot.allocations),
+    ):
+        twin.advance(entities.values())
+    return twin
 
 
 def _discard(index: dict[str, set[str]], key: str, member: str) -> None:

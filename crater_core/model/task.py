@@ -211,6 +211,8 @@ class Task:
     """Attempts that ended because their room was wanted back (preempted, reclaimed, drained): they use up no retry."""
     not_before_ms: int = 0
     """Backoff: not placed before this time."""
+    foretold_ms: int | None = None
+    """How long it is expected to run, by what tasks of its kind have taken; None when nothing is known."""
     cancel_reason: Reason | None = None
     """Set when somebody asked for its end while it was allocated or running."""
     fault: Reason | None = None

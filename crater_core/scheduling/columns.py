@@ -14,6 +14,7 @@ from crater_core.model.prices import Make
 from crater_core.model.reason import TAKEN_FOR_ANOTHER
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.units import MILLI
+from crater_core.scheduling.endings import foretold_end
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -308,17 +309,6 @@ def stopped_for(allocation: Allocation) -> str | None:
     if allocation.status is not AllocationStatus.STOPPING or reason is None or reason.code not in TAKEN_FOR_ANOTHER:
         return None
     return str(reason.facts.get("by", ""))
-
-
-def foretold_end(snapshot: Snapshot, allocation: Allocation) -> int | None:
-    """When an allocation will have ended at the latest, by its task's time limit; 0 when it is being stopped already."""
-    if allocation.status is AllocationStatus.STOPPING:
-        return 0
-    task = snapshot.tasks.get(allocation.task)
-    if task is None or task.spec.time_limit_ms is None:
-        return None
-    start = allocation.started_at_ms if allocation.started_at_ms is not None else allocation.assigned_at_ms
-    return start + task.spec.time_limit_ms
 
 
 def add(total: Held, amounts: Held, sign: int = 1) -> None:

@@ -15,6 +15,7 @@ from crater_core.model.task import Apart, Task
 from crater_core.scheduling.arrays import array_full
 from crater_core.scheduling.columns import Held
 from crater_core.scheduling.diagnosis import why_nothing_fits
+from crater_core.scheduling.endings import Ending, expected_end
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.fits import NEVER, Fits
 from crater_core.scheduling.guarantees import Guarantees
@@ -108,16 +109,16 @@ class Cycle:
             if isinstance(most, Reason):
                 return most
         mark, first = self.ledger.mark(), len(self.placements)
-        ends_ms = None if lane.limit_ms is None else self.now_ms + lane.limit_ms
+        ending = expected_end(self.now_ms, lane.limit_ms, lane.foretold_ms)
         for member in range(most):
-            row, holder = self._find(lane, fits, task, first, ends_ms)
+            row, holder = self._find(lane, fits, task, first, ending)
             if row < 0:
                 if member >= lane.fewest:
                     break
                 reason = self._why(lane, fits, first, holder)
                 self._undo(mark, first)
                 return reason
-            self.placements.append(self.ledger.take(fits, row, task, member, ends_ms))
+            self.placements.append(self.ledger.take(fits, row, task, member, ending))
         refusal = self._charge(lane, mark, first) if not lane.control else None
         if lane.array is not None and refusal is None:
             self._started[lane.array.id] += 1
@@ -138,7 +139,7 @@ class Cycle:
             allowed, too_many = (middle, too_many) if refusal(middle) is None else (allowed, middle)
         return allowed
 
-    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ends_ms: int | None) -> tuple[int, str | None]:
+    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ending: Ending | None) -> tuple[int, str | None]:
         """The best row that the task may have, or -1 with whoever keeps the rows on which it would fit."""
         row = fits.best()
         if row < 0 or (lane.apart is None and row not in self.keeping.rows):
@@ -149,7 +150,7 @@ class Cycle:
             row = int(score.argmax())
             if score[row] <= NEVER:
                 return -1, holder
-            bars = self.keeping.holder_that_bars(fits, row, task, ends_ms)
+            bars = self.keeping.holder_that_bars(fits, row, task, ending)
             if bars is None:
                 return row, None
             holder = holder or bars
@@ -228,7 +229,7 @@ class Cycle:
             self.news[task.id] = reason
 
     def _leave_all_behind(self, order: Order, holder: str) -> None:
-        for lane, start in order:
+        for lane, start in islice(order, self.snapshot.settings.cycle_tasks_max):
             self._wait(lane, start, Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder))
 
     # --- preemption

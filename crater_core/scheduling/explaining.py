@@ -128,5 +128,6 @@ def _position(snapshot: Snapshot, memory: Memory, task: Task, now_ms: int) -> in
         if other < share:
             ahead += equal
         else:
-            ahead += before if other > share else min(max(before, bisect_left(lane.places, place)), equal)
+            here = (place[0] + ranks.later_ms(mine) - ranks.later_ms(lane), place[1])
+            ahead += before if other > share else min(max(before, bisect_left(lane.places, here)), equal)
     return ahead + 1

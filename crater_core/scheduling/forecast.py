@@ -1,6 +1,8 @@
-"""When a shape will fit a node: now, after running tasks have reached their time limits, or nobody knows."""
+"""When a shape will fit a node: now, after running tasks have ended, or nobody knows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,8 +17,8 @@ from crater_core.scheduling.columns import (
     NOBODY,
     PORTS,
     IntArray,
-    foretold_end,
 )
+from crater_core.scheduling.endings import Ending, foretold_end
 from crater_core.scheduling.fits import NEVER, Fits
 from crater_core.scheduling.ledger import Ledger, Taken
 
@@ -108,53 +110,74 @@ class Room:
 
 
 class Forecast:
-    """For one shape, the time at which each node will have room for it: a column that follows the log."""
+    """For one shape, the time at which each node will have room for it: a column that follows the log, and the clock where
+    something has outlived its forecast.
+    """
 
-    def __init__(self, fits: Fits) -> None:
+    def __init__(self, fits: Fits, sure_only: bool = False) -> None:
         self.fits = fits
+        self.sure_only = sure_only
         self.ready_at: IntArray = np.zeros(0, np.int64)
+        self._stale_at: IntArray = np.zeros(0, np.int64)
+        """When the row is to be looked at again though nothing happens on it."""
         self._generation = -1
         self._position = 0
+        self._now_ms = 0
 
-    def refresh(self, snapshot: Snapshot, ledger: Ledger) -> IntArray:
+    def refresh(self, snapshot: Snapshot, ledger: Ledger, now_ms: int) -> IntArray:
         columns = self.fits.columns
-        if self._generation != columns.generation:
+        if self._generation != columns.generation or now_ms < self._now_ms:
             self._generation = columns.generation
             self.ready_at = np.full(len(columns.names), UNKNOWN, np.int64)
-            rows = np.arange(len(columns.names))
+            self._stale_at = np.full(len(columns.names), UNKNOWN, np.int64)
+            changed = list(range(len(columns.names)))
         else:
-            rows = np.array(list(dict.fromkeys(columns.log[self._position :])), np.int64)
-        self._position = len(columns.log)
-        self.ready_at[rows] = UNKNOWN
+            overdue: list[int] = np.flatnonzero(self._stale_at <= now_ms).tolist()
+            changed = list(dict.fromkeys([*columns.log[self._position :], *overdue]))
+        rows = np.array(changed, np.int64)
+        self._position, self._now_ms = len(columns.log), now_ms
+        self.ready_at[rows] = self._stale_at[rows] = UNKNOWN
         foretold: list[int] = rows[columns.limited[rows] > 0].tolist()
         for row in foretold:
-            self.ready_at[row] = ready_at(snapshot, self.fits, row, ledger)
+            self.ready_at[row], self._stale_at[row] = ready_at(snapshot, self.fits, row, ledger, now_ms, self.sure_only)
         return self.ready_at
 
 
-def ready_at(snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger) -> int:
-    """0 when the shape fits the row now, the foretold time at which it will, or `UNKNOWN`."""
+def ready_at(snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger, now_ms: int, sure_only: bool = False) -> tuple[int, int]:
+    """0 when the shape fits the row now, the foretold time at which it will, or `UNKNOWN`; and when that answer may change
+    though nothing happens: at the first end that was foretold and not declared.
+    """
     columns = fits.columns
     if not fits.profile_ok[columns.profile[row]]:
-        return UNKNOWN
+        return UNKNOWN, UNKNOWN
     fits.refresh()
     if fits.score[row] > NEVER:
-        return 0
-    taken = ledger.taken.get(row, ())
+        return 0, UNKNOWN
     if not columns.limited[row]:
-        return UNKNOWN
-    room = Room(fits, row)
-    ends: list[tuple[int, str, Taken | None]] = []
-    for allocation in snapshot.by_node.get(columns.names[row], {}).values():
-        end = foretold_end(snapshot, allocation)
-        if end is not None:
-            ends.append((end, allocation.id, None))
-    ends += [(one.ends_ms, f"new-{index}", one) for index, one in enumerate(taken) if one.ends_ms is not None]
-    for end, allocation_id, one in sorted(ends, key=lambda item: item[:2]):
-        if one is None:
+        return UNKNOWN, UNKNOWN
+    room, stale_at = Room(fits, row), UNKNOWN
+    for ending, allocation_id, taken in _ends(snapshot, columns.names[row], ledger.taken.get(row, ()), now_ms, sure_only):
+        if not ending.sure:
+            stale_at = min(stale_at, ending.at_ms)
+        if taken is None:
             room.release(snapshot, allocation_id)
         else:
-            room.release_taken(one)
+            room.release_taken(taken)
         if room.fits():
-            return max(1, end)
-    return UNKNOWN
+            return max(1, ending.at_ms), stale_at
+    return UNKNOWN, stale_at
+
+
+def _ends(
+    snapshot: Snapshot, node: str, taken: Sequence[Taken], now_ms: int, sure_only: bool
+) -> list[tuple[Ending, str, Taken | None]]:
+    """What will end on a node, first things first: allocations by id, and what was taken in this cycle."""
+    ends: list[tuple[Ending, str, Taken | None]] = []
+    for allocation in snapshot.by_node.get(node, {}).values():
+        ending = foretold_end(snapshot, allocation, now_ms)
+        if ending is not None and (ending.sure or not sure_only):
+            ends.append((ending, allocation.id, None))
+    for index, one in enumerate(taken):
+        if one.ending is not None and (one.ending.sure or not sure_only):
+            ends.append((one.ending, f"new-{index}", one))
+    return sorted(ends, key=lambda item: item[:2])

@@ -10,6 +10,7 @@ import numpy as np
 from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.columns import IntArray
+from crater_core.scheduling.endings import Ending
 from crater_core.scheduling.fits import TOO_MUCH, Fits
 from crater_core.scheduling.forecast import UNKNOWN, ready_at
 from crater_core.scheduling.ledger import Ledger
@@ -18,11 +19,14 @@ from crater_core.scheduling.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Nobody else may take room on the row, unless `fits` still fits there at `until_ms`."""
+    """Nobody else may take room on the row, unless `fits` still fits there at `until_ms`; what counts for that are ends that
+    were foretold, or with `sure_only` those alone that were declared.
+    """
 
     holder: str
     fits: Fits | None = None
     until_ms: int = UNKNOWN
+    sure_only: bool = False
 
 
 class Keeping:
@@ -50,22 +54,25 @@ class Keeping:
     def reserve(self, fits: Fits, task: str, members: int, waited_ms: int) -> None:
         """Keep room for a blocked task.
 
-        The node on which it can start first, when that can be foretold: others may use it if they are gone by then. Otherwise,
-        once it has waited for `hold_after_ms`, the node whose youngest task is the oldest: nothing new starts there, so the
-        choice stays until it is empty, and the task starts at the latest when those that ran there at that time have ended.
+        The node on which it can start first, when that can be foretold: others may use it if they are gone by then. Once it has
+        waited for `hold_after_ms`, only declared ends count, of what runs and of what would pass, so that a wrong forecast can
+        put it off no longer. Where those foretell nothing, it gets the node whose youngest task is the oldest: nothing new
+        starts there, so the choice stays until it is empty, and the task starts at the latest when those that ran there at
+        that time have ended.
         """
         settings = self._snapshot.settings
         if self.reservations >= settings.reservations_max:
             return
+        held_long = waited_ms >= settings.hold_after_ms
         if members == 1:
-            ready = self._memory.forecast(fits).refresh(self._snapshot, self._ledger).copy()
+            ready = self._memory.forecast(fits, held_long).refresh(self._snapshot, self._ledger, self._now_ms).copy()
             ready[list(self.rows)] = UNKNOWN
             row = int(ready.argmin()) if len(ready) else 0
             if len(ready) and ready[row] < UNKNOWN:
-                self.rows[row] = Keep(task, fits, int(ready[row]))
+                self.rows[row] = Keep(task, fits, int(ready[row]), held_long)
                 self.reservations += 1
                 return
-        if waited_ms >= settings.hold_after_ms:
+        if held_long:
             self.reservations += self._hold(fits, task, members)
 
     def _hold(self, fits: Fits, task: str, members: int) -> bool:
@@ -92,17 +99,17 @@ class Keeping:
         rows: list[int] = eligible[np.argsort(columns.newest[eligible], kind="stable")].tolist()
         return rows
 
-    def holder_that_bars(self, fits: Fits, row: int, task: str, ends_ms: int | None) -> str | None:
+    def holder_that_bars(self, fits: Fits, row: int, task: str, ending: Ending | None) -> str | None:
         """Who keeps the task off this row, on which it fits; None when it may have it."""
         keep = self.rows.get(row)
         if keep is None or keep.holder == task or fits.shape.control:
             return None
         if keep.fits is None:
             return keep.holder
-        if ends_ms is not None and ends_ms <= keep.until_ms:
+        if ending is not None and ending.at_ms <= keep.until_ms and (ending.sure or not keep.sure_only):
             return None
         mark = self._ledger.mark()
-        self._ledger.take(fits, row, task, 0, ends_ms)
-        still = ready_at(self._snapshot, keep.fits, row, self._ledger) <= keep.until_ms
+        self._ledger.take(fits, row, task, 0, ending)
+        ready, _ = ready_at(self._snapshot, keep.fits, row, self._ledger, self._now_ms, keep.sure_only)
         self._ledger.rollback(mark)
-        return None if still else keep.holder
+        return None if ready <= keep.until_ms else keep.holder

@@ -10,6 +10,7 @@ from crater_core.model.allocation import DeviceGrant, Placement
 from crater_core.model.node import SharingMode
 from crater_core.scheduling.columns import Columns
 from crater_core.scheduling.devices import choose_devices
+from crater_core.scheduling.endings import Ending
 from crater_core.scheduling.fits import Fits
 
 
@@ -19,7 +20,7 @@ class Taken:
 
     fits: Fits
     devices: list[tuple[int, DeviceGrant]]
-    ends_ms: int | None
+    ending: Ending | None
 
 
 class Ledger:
@@ -38,7 +39,7 @@ class Ledger:
         while len(self._undo) > mark:
             self._undo.pop()()
 
-    def take(self, fits: Fits, row: int, task: str, member: int, ends_ms: int | None = None) -> Placement:
+    def take(self, fits: Fits, row: int, task: str, member: int, ending: Ending | None = None) -> Placement:
         """Place one member on a row that fits: choose devices and ports, and take them."""
         columns = self.columns
         chosen = choose_devices(fits, row) if fits.count else []
@@ -54,9 +55,9 @@ class Ledger:
             if serves is not None and columns.devices[row][slot].sharing is SharingMode.MPS:
                 columns.user[row, slot] = serves
         columns.ports_used[row].update(ports)
-        columns.limited[row] += ends_ms is not None
+        columns.limited[row] += ending is not None
         columns.touch(row)
-        self.taken[row].append(Taken(fits, chosen, ends_ms))
+        self.taken[row].append(Taken(fits, chosen, ending))
 
         def undo() -> None:
             for column, need in fits.needs:
@@ -68,7 +69,7 @@ class Ledger:
             for (slot, _), user in zip(chosen, users, strict=False):
                 columns.user[row, slot] = user
             columns.ports_used[row].difference_update(ports)
-            columns.limited[row] -= ends_ms is not None
+            columns.limited[row] -= ending is not None
             columns.touch(row)
             self.taken[row].pop()
 

@@ -34,7 +34,7 @@ class Memory:
         self.columns = Columns()
         self.queue = Queue()
         self._fits: dict[Shape, Fits] = {}
-        self._forecasts: dict[Shape, Forecast] = {}
+        self._forecasts: dict[tuple[Shape, bool], Forecast] = {}
         self._sizes: dict[Shape, Refused | None] = {}
         self._pools: frozenset[str] = frozenset()
         self._declarations = -1
@@ -50,12 +50,12 @@ class Memory:
         self._fits[shape] = found  # Last used goes last; the first is the one to drop.
         return found
 
-    def forecast(self, fits: Fits) -> Forecast:
-        found = self._forecasts.get(fits.shape)
+    def forecast(self, fits: Fits, sure_only: bool = False) -> Forecast:
+        found = self._forecasts.get((fits.shape, sure_only))
         if found is None or found.fits is not fits:
             if len(self._forecasts) >= FORECASTS_MAX:
                 self._forecasts.pop(next(iter(self._forecasts)))
-            found = self._forecasts[fits.shape] = Forecast(fits)
+            found = self._forecasts[fits.shape, sure_only] = Forecast(fits, sure_only)
         return found
 
     def sync(self, snapshot: Snapshot) -> None:

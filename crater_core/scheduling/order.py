@@ -7,9 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from crater_core.model.snapshot import Settings
+from crater_core.model.units import MILLI
 from crater_core.scheduling.fairness import Shares
 from crater_core.scheduling.queue import Lane, Place
 
+UNKNOWN_RUN_MS = 24 * 3_600_000
+"""What a task counts for, with `short_first_milli`, whose run time nobody declared or could foretell."""
 RAISE = 10
 """By how much a task's priority counts for more after each `raise_after_ms` of waiting. It has no upper end, so whoever comes
 long enough after a task cannot go before it: see `passed_at_most_ms`."""
@@ -31,11 +34,19 @@ class Ranks:
 
     def __init__(self, settings: Settings, now_ms: int) -> None:
         self._after_ms, self._now_ms = settings.raise_after_ms, now_ms
+        self._short_first_milli = settings.short_first_milli
 
     def of(self, lane: Lane, place: Place) -> Rank:
         if not self._after_ms or lane.control:
             return 0 if lane.control else 1, -lane.priority
         return 1, -lane.priority - RAISE * (max(0, self._now_ms - place[0]) // self._after_ms)
+
+    def later_ms(self, lane: Lane) -> int:
+        """How much younger than they are a lane's tasks count among tasks of one rank: by a part of their expected run time."""
+        if not self._short_first_milli:
+            return 0
+        runs_ms = lane.limit_ms if lane.limit_ms is not None else lane.foretold_ms
+        return self._short_first_milli * (UNKNOWN_RUN_MS if runs_ms is None else runs_ms) // MILLI
 
     def ahead_in(self, lane: Lane, rank: Rank) -> tuple[int, int]:
         """How many of a lane's tasks rank before `rank`, and how many not after it. Older ones are never behind."""
@@ -66,10 +77,10 @@ class _Group:
         self.heap: list[Place] = []
         self.lanes: dict[str, tuple[Lane, int]] = {}
 
-    def push(self, lane: Lane, start: int) -> None:
-        place = lane.places[start]
-        self.lanes[place[1]] = (lane, start)
-        heapq.heappush(self.heap, place)
+    def push(self, lane: Lane, start: int, later_ms: int) -> None:
+        queued_at_ms, task = lane.places[start]
+        self.lanes[task] = (lane, start)
+        heapq.heappush(self.heap, (queued_at_ms + later_ms, task))
 
     def pop(self) -> tuple[Lane, int]:
         return self.lanes.pop(heapq.heappop(self.heap)[1])
@@ -83,7 +94,7 @@ class Order:
         self._ranks = ranks
         self._groups: dict[tuple[Rank, str], _Group] = {}
         for lane in lanes:
-            self._group_of(lane, 0).push(lane, 0)
+            self._group_of(lane, 0).push(lane, 0, ranks.later_ms(lane))
         self._heap = [self._entry(group) for group in self._groups.values()]
         heapq.heapify(self._heap)
 
@@ -105,7 +116,7 @@ class Order:
         if start >= len(lane.places):
             return
         group = self._group_of(lane, start)
-        group.push(lane, start)
+        group.push(lane, start, self._ranks.later_ms(lane))
         if group is not self._group:  # It may have left the heap, or stand there with a later task.
             heapq.heappush(self._heap, self._entry(group))
 

@@ -14,11 +14,13 @@ from crater_core.scheduling.spread import KeptApart, kept_apart
 
 Place = tuple[int, str]
 """When a task entered the queue, and its id: its order inside a lane."""
-LaneKey = tuple[int, int, str, str, str | None, KeptApart | None, tuple[int, int], int | None, Array | None, Shape]
+Length = tuple[int | None, int | None]
+"""Time limit, and without one what is foretold."""
+LaneKey = tuple[int, int, str, str, str | None, KeptApart | None, tuple[int, int], Length, Array | None, Shape]
 
 
 class Lane:
-    """Tasks of one priority, project, user, quota policy, neighbours, size, time limit, limited array and shape."""
+    """Tasks of one priority, project, user, quota policy, neighbours, size, time limit (or forecast), limited array and shape."""
 
     __slots__ = (
         "apart",
@@ -26,6 +28,7 @@ class Lane:
         "codes",
         "control",
         "fewest",
+        "foretold_ms",
         "key",
         "limit_ms",
         "members",
@@ -39,9 +42,10 @@ class Lane:
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
-        control, priority, self.project, self.user, self.quota_policy, self.apart, size, self.limit_ms = key[:8]
+        control, priority, self.project, self.user, self.quota_policy, self.apart, size, length = key[:8]
         self.array, self.shape = key[8:]
         self.fewest, self.members = size
+        self.limit_ms, self.foretold_ms = length
         self.control, self.priority = control == 0, -priority
         self.places: list[Place] = []
         self.codes: dict[ReasonCode | None, set[str]] = defaultdict(set)
@@ -58,7 +62,7 @@ def lane_key(task: Task, shape: Shape) -> LaneKey:
         spec.quota_policy,
         kept_apart(spec),
         (spec.members_fewest, spec.members),
-        spec.time_limit_ms,
+        (spec.time_limit_ms, task.foretold_ms if spec.time_limit_ms is None else None),
         spec.array if spec.array is not None and spec.array.running_max is not None else None,
         shape,
     )

@@ -30,6 +30,7 @@ from crater_core.service.routes_logs import LogRoutes
 from crater_core.service.routes_services import ServiceRoutes
 from crater_core.service.routes_tasks import TaskRoutes
 from crater_core.service.routes_watch import WatchRoutes
+from crater_core.service.routes_whatif import WhatIfRoutes
 from crater_core.wire.agents import Heartbeat, NodeDeclaration, ReportBatch
 from crater_core.wire.arrays import ArraySubmission
 from crater_core.wire.nodes import QuotaBody
@@ -55,8 +56,17 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
     app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
     tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
-    others = (WatchRoutes(hub), LogRoutes(hub), ClusterRoutes(hub), ServiceRoutes(hub), BackupRoutes(hub), ConsolePage())
-    for routes in (agents, tasks, ArrayRoutes(hub), *others):
+    others = (
+        ArrayRoutes(hub),
+        WhatIfRoutes(hub),
+        WatchRoutes(hub),
+        LogRoutes(hub),
+        ClusterRoutes(hub),
+        ServiceRoutes(hub),
+        BackupRoutes(hub),
+        ConsolePage(),
+    )
+    for routes in (agents, tasks, *others):
         app.include_router(routes.router())
     app.add_exception_handler(CraterError, _on_crater_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -66,15 +66,3 @@ class Batch:
     @property
     def changes(self) -> Changes:
         return Changes(tuple(self.puts.values()), tuple(self.removed), tuple(self.events), tuple(self.usage))
-
-
-def copy_of(snapshot: Snapshot) -> Snapshot:
-    """A snapshot of its own with the same (immutable) entities."""
-    twin = Snapshot(settings=snapshot.settings, revision=snapshot.revision, term=snapshot.term)
-    twin.advance(snapshot.nodes.values())
-    twin.advance(snapshot.policies.values())
-    twin.advance(snapshot.services.values())
-    twin.advance(snapshot.past.values())
-    twin.advance(snapshot.tasks.values())
-    twin.advance(snapshot.allocations.values())
-    return twin

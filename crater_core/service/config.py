@@ -49,6 +49,7 @@ class QueueSettings(Strict):
     hold_after: DurationMs = 600_000
     preempt_min_run: DurationMs = 60_000
     preemptions_max: int = Field(default=3, ge=0, le=1000)
+    foretell: bool = True
     project_weights: dict[str, Milli] = Field(default={})
     fair_share_half_life: DurationMs = 7 * 86_400_000
     raise_after: DurationMs = 43_200_000
@@ -176,6 +177,7 @@ class SchedulerConfig(Strict):
             hold_after_ms=self.queue.hold_after,
             preempt_min_run_ms=self.queue.preempt_min_run,
             preemptions_max=self.queue.preemptions_max,
+            foretell=self.queue.foretell,
             project_weights=dict(self.queue.project_weights),
             fair_share_half_life_ms=self.queue.fair_share_half_life,
             raise_after_ms=self.queue.raise_after,

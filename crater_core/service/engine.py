@@ -15,23 +15,26 @@ from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm,
 from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, Tick
 from crater_core.model.node import Node
+from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
-from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.snapshot import Settings, Snapshot, copy_of
 from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import explain, schedule
-from crater_core.service.batch import Batch, copy_of
+from crater_core.service.batch import Batch
 from crater_core.service.bell import Bell
 from crater_core.service.dependencies import Find, finder
 from crater_core.service.heard import Heard
 from crater_core.service.ids import Ids
 from crater_core.service.shown import Shown
 from crater_core.service.submits import KeyLookup, Submission, Submitted, prepare_submits
-from crater_core.store.protocol import Commit, Committed, Loaded, Store, SubmitKey
+from crater_core.store.protocol import Commit, Committed, Loaded, Store, SubmitKey, TaskFilter
 
 log = logging.getLogger("crater.engine")
 BATCH_MAX = 500
 """How many callers one turn serves; the next turn takes the rest."""
 DECISIONS_LOGGED_MAX = 50
+HISTORY_READ_MAX = 2_000
+"""How many ended tasks are looked at when a scheduler starts, to foretell run times."""
 
 
 class Observer(Protocol):
@@ -98,6 +101,7 @@ class Engine:
         self.leader_url = ""
         """Of the scheduler that leads while this one stands by; "" when nobody does."""
         self.term = 0 if standby else store.begin_term()
+        self._run_times = run_times_of(store)
         self._take_over(store.load())
         self._queue: asyncio.Queue[Work] = asyncio.Queue()
         self._turning = asyncio.Lock()
@@ -115,6 +119,7 @@ class Engine:
     def _take_over(self, loaded: Loaded) -> None:
         self.term = self.term if self.leading else loaded.term
         self.shown = Shown(loaded, self.settings)
+        self.shown.snapshot.run_times = self._run_times.copy()
         self.shown.snapshot.term = self.term
         self._working = copy_of(self.shown.snapshot)
 
@@ -125,6 +130,7 @@ class Engine:
         async with self._turning:
             self.term, self.leading, self.leads_until_ms = term, True, until_ms
             try:
+                self._run_times = await self.read(run_times_of, self.store)
                 self._take_over(await self.read(self.store.load))
             except BaseException:
                 self.leading = False
@@ -303,6 +309,7 @@ class Engine:
     async def _turn_as_leader(self, works: list[Work]) -> None:
         try:
             if self._reload_wanted:
+                self._run_times = await self.read(run_times_of, self.store)
                 self._take_over(await self.read(self.store.load))
                 self._reload_wanted = False
                 self.bell.ring_all()
@@ -439,6 +446,14 @@ def _log_decision(snapshot: Snapshot, task_id: str, node: str, now_ms: int) -> N
         for c in explanation.candidates[:DECISIONS_LOGGED_MAX]
     ]
     log.debug("task %s placed on %s by %s; candidates: %s", task_id, node, explanation.strategy, " ".join(candidates))
+
+
+def run_times_of(store: Store) -> RunTimes:
+    """What the newest tasks that succeeded tell of those to come."""
+    run_times = RunTimes()
+    for stored in reversed(store.tasks(TaskFilter((TaskStatus.SUCCEEDED.value,)), HISTORY_READ_MAX)):
+        run_times.learn(stored.task)
+    return run_times
 
 
 def _settle(work: Work) -> None:

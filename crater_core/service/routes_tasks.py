@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from crater_core.lifecycle.inputs import CancelAsked
 from crater_core.model.plan import Explanation
+from crater_core.model.snapshot import copy_of
 from crater_core.model.task import ARRAY_LABEL, TaskStatus
 from crater_core.scheduling import explain
 from crater_core.service.batch import Batch
@@ -19,6 +20,7 @@ from crater_core.service.http import Hub, Invalid, answer, answer_bytes, body_of
 from crater_core.service.openapi import described
 from crater_core.service.submits import Submission
 from crater_core.service.views import find_task, show_task, task_list
+from crater_core.simulation.future import Expected, expected_start
 from crater_core.store.protocol import StoredTask, TaskFilter
 from crater_core.wire.tasks import (
     CancelBody,
@@ -154,9 +156,15 @@ class TaskRoutes:
         if stored.task.status.ended:
             strategy = stored.task.spec.strategy or engine.settings.strategy
             explanation = Explanation(task_id, strategy, stored.task.reason)
-        else:
-            explanation = explain(engine.shown.snapshot, task_id, engine.clock.now_ms())
-        return answer(ExplanationView.of(explanation, stored.task.status.value))
+            return answer(ExplanationView.of(explanation, stored.task.status.value))
+        now_ms = engine.clock.now_ms()
+        explanation = explain(engine.shown.snapshot, task_id, now_ms)
+        expected = Expected()
+        if stored.task.status is TaskStatus.QUEUED:
+            expected = await engine.read(expected_start, copy_of(engine.shown.snapshot), task_id, now_ms)
+        view = ExplanationView.of(explanation, stored.task.status.value)
+        told = {"expected_start_ms": expected.at_ms, "expected_sure": expected.sure, "expected_note": expected.why}
+        return answer(view.model_copy(update=told))
 
     async def cancel(self, request: Request, task_id: str) -> Response:
         who = identity_of(request)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from crater_core.lifecycle.inputs import NodeRegistered, Planned, PolicySet, Report, TaskSubmitted
 from crater_core.model.allocation import Allocation, AllocationStatus
@@ -15,96 +13,113 @@ from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.units import MILLI
 from crater_core.scheduling import admit, schedule
 from crater_core.simulation.fill import step
-from crater_core.simulation.traces import Arrival, Trace
+from crater_core.simulation.outcome import Outcome, Run, Sample, joined
+from crater_core.simulation.traces import Arrival, Trace, split_by_project
 
 _END, _ARRIVE, _WAKE = range(3)
+SAMPLES = 500
+"""How many points of time an outcome keeps, about."""
+Progress = Callable[[int, int], object]
+"""Hears how many arrivals of how many have been replayed."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What a replay measured. Times are milliseconds of the trace's own clock."""
+def simulate(
+    trace: Trace,
+    settings: Settings,
+    policies: Iterable[QuotaPolicy] = (),
+    *,
+    name: str | None = None,
+    until_ms: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a whole trace. Deterministic: the same arguments give the same outcome.
 
-    trace: str
-    strategy: str
-    tasks: int = 0
-    refused: int = 0
-    finished: int = 0
-    preemptions: int = 0
-    lost_work_ms: int = 0
-    """GPU-thousandths times milliseconds that preemption threw away, over 1000: milliseconds of one GPU."""
-    span_ms: int = 0
-    waits_ms: list[int] = field(default_factory=lambda: [])
-    waits_of: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By project."""
-    gpu_held_ms: int = 0
-    """Milliseconds of one GPU held while tasks still came."""
-    gpu_capacity_ms: int = 0
-    started_ms: dict[str, int] = field(default_factory=lambda: {})
-
-    @property
-    def utilisation(self) -> float:
-        return self.gpu_held_ms / self.gpu_capacity_ms if self.gpu_capacity_ms else 0.0
-
-    @property
-    def mean_wait_ms(self) -> float:
-        return sum(self.waits_ms) / len(self.waits_ms) if self.waits_ms else 0.0
-
-    def percentile_wait_ms(self, percent: int) -> int:
-        return percentile(self.waits_ms, percent)
-
-    @property
-    def fairness(self) -> float:
-        """Jain's index over the projects' mean waits plus a minute: 1 is all alike."""
-        means = [60_000 + sum(waits) / len(waits) for waits in self.waits_of.values()]
-        return sum(means) ** 2 / (len(means) * sum(mean * mean for mean in means)) if means else 1.0
+    Ratios are measured up to `until_ms`, else up to the last arrival. KeyboardInterrupt ends it early, with what there is.
+    """
+    return _Replay(trace, settings, policies, name or settings.strategy, until_ms, progress).run()
 
 
-def percentile(values: list[int], percent: int) -> int:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0
+def simulate_partitions(
+    trace: Trace, settings: Settings, *, name: str | None = None, progress: Progress | None = None
+) -> Outcome:
+    """The same tasks where each project owns nodes of its own (see `split_by_project`)."""
+    until_ms = max((arrival.at_ms for arrival in trace.arrivals), default=0)
+    outcomes: list[Outcome] = []
+    before = 0
+    for part in split_by_project(trace):
+        so_far = before
 
+        def told(done: int, _: int, so_far: int = so_far) -> None:
+            if progress is not None:
+                progress(so_far + done, len(trace.arrivals))
 
-def simulate(trace: Trace, settings: Settings, policies: Iterable[QuotaPolicy] = ()) -> Outcome:
-    """Run a whole trace. Deterministic: the same arguments give the same outcome."""
-    return _Replay(trace, settings, policies).run()
+        outcomes.append(simulate(part, settings, until_ms=until_ms, progress=told))
+        before += len(part.arrivals)
+        if outcomes[-1].interrupted:
+            break
+    return joined(outcomes, trace.name, name or f"{settings.strategy}, partitioned")
 
 
 class _Replay:
-    def __init__(self, trace: Trace, settings: Settings, policies: Iterable[QuotaPolicy]) -> None:
-        self.trace = trace
+    def __init__(
+        self,
+        trace: Trace,
+        settings: Settings,
+        policies: Iterable[QuotaPolicy],
+        name: str,
+        until_ms: int | None,
+        progress: Progress | None,
+    ) -> None:
         self.snapshot = Snapshot(settings=settings)
-        self.outcome = Outcome(trace.name, settings.strategy)
+        gpus = sum(len(node.devices) for node in trace.nodes)
+        self.outcome = Outcome(trace.name, name, "gpu" if gpus else "cpu")
         for node in trace.nodes:
             step(self.snapshot, NodeRegistered(node), 0)
         for policy in policies:
             step(self.snapshot, PolicySet(policy), 0)
-        self.capacity_milli = MILLI * sum(len(node.devices) for node in trace.nodes)
+        cores_milli = sum(node.allocatable.cpu_milli for node in trace.nodes)
+        self.outcome.capacity_milli = MILLI * gpus if gpus else cores_milli
         self.held_milli = 0
         self.clock_ms = 0
-        self.last_arrival_ms = max((arrival.at_ms for arrival in trace.arrivals), default=0)
+        last_ms = max((arrival.at_ms for arrival in trace.arrivals), default=0)
+        self.until_ms = last_ms if until_ms is None else until_ms
         self.arrival_of: dict[str, Arrival] = {f"t{i:07d}": arrival for i, arrival in enumerate(trace.arrivals)}
         self.events: list[tuple[int, int, str]] = [(arrival.at_ms, _ARRIVE, name) for name, arrival in self.arrival_of.items()]
         heapq.heapify(self.events)
+        self._progress = progress
+        self._woken_at_ms = -1
 
     def run(self) -> Outcome:
-        while self.events:
-            now_ms = self.events[0][0]
-            self._pass_time(now_ms)
-            while self.events and self.events[0][0] == now_ms:
-                _, kind, name = heapq.heappop(self.events)
-                if kind == _ARRIVE:
-                    self._arrive(name, now_ms)
-                elif kind == _END:
-                    self._end(name, now_ms)
-            self._cycle(now_ms)
-        self.outcome.span_ms = self.clock_ms
-        self.outcome.gpu_capacity_ms = self.capacity_milli * self.last_arrival_ms // MILLI
-        return self.outcome
+        try:
+            while self.events:
+                self._moment(self.events[0][0])
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        outcome = self.outcome
+        outcome.span_ms = self.clock_ms
+        outcome.capacity_ms = outcome.capacity_milli * min(self.until_ms, self.clock_ms) // MILLI
+        return outcome
+
+    def _moment(self, now_ms: int) -> None:
+        """Everything that happens at one time, then a look at the queue."""
+        self._pass_time(now_ms)
+        while self.events and self.events[0][0] == now_ms:
+            _, kind, name = heapq.heappop(self.events)
+            if kind == _ARRIVE:
+                self._arrive(name, now_ms)
+            elif kind == _END:
+                self._end(name, now_ms)
+        self._cycle(now_ms)
+        samples = self.outcome.samples
+        if not samples or now_ms - samples[-1].at_ms >= self.until_ms // SAMPLES:
+            samples.append(Sample(now_ms, self.held_milli, len(self.snapshot.queued)))
 
     def _pass_time(self, now_ms: int) -> None:
-        until = min(now_ms, self.last_arrival_ms)
-        if until > self.clock_ms:
-            self.outcome.gpu_held_ms += self.held_milli * (until - self.clock_ms) // MILLI
+        lasts_ms = min(now_ms, self.until_ms) - self.clock_ms
+        if lasts_ms > 0:
+            self.outcome.held_ms += self.held_milli * lasts_ms // MILLI
+            if self.snapshot.queued:
+                self.outcome.idle_while_waiting_ms += (self.outcome.capacity_milli - self.held_milli) * lasts_ms // MILLI
         self.clock_ms = now_ms
 
     def _arrive(self, name: str, now_ms: int) -> None:
@@ -114,6 +129,8 @@ class _Replay:
             step(self.snapshot, TaskSubmitted(name, spec), now_ms)
         else:
             self.outcome.refused += 1
+        if self._progress is not None:
+            self._progress(self.outcome.tasks, len(self.arrival_of))
 
     def _end(self, allocation_id: str, now_ms: int) -> None:
         allocation = self.snapshot.allocations.get(allocation_id)
@@ -121,12 +138,19 @@ class _Replay:
             return
         task = allocation.task
         self._report(allocation, AllocationStatus.SUCCEEDED, now_ms)
-        self.outcome.finished += task not in self.snapshot.tasks
+        if task not in self.snapshot.tasks:
+            arrival = self.arrival_of[task]
+            wait_ms = now_ms - arrival.at_ms - arrival.runs_ms
+            self.outcome.finished += 1
+            self.outcome.runs.append(Run(arrival.spec.project, arrival.at_ms, wait_ms, arrival.runs_ms))
 
     def _report(self, allocation: Allocation, status: AllocationStatus, now_ms: int) -> None:
         if status.ended:
-            self.held_milli -= allocation.held.gpu_milli
+            self.held_milli -= self._measured(allocation)
         step(self.snapshot, Report(allocation.node, allocation.id, allocation.token, status, now_ms), now_ms)
+
+    def _measured(self, allocation: Allocation) -> int:
+        return allocation.held.gpu_milli if self.outcome.resource == "gpu" else allocation.held.cpu_milli
 
     def _cycle(self, now_ms: int) -> None:
         for _ in range(_CYCLES_AT_ONCE):
@@ -142,32 +166,23 @@ class _Replay:
         step(self.snapshot, Planned(plan, ids), now_ms)
         for id in ids:
             allocation = self.snapshot.allocations[id]
-            self.held_milli += allocation.held.gpu_milli
+            self.held_milli += self._measured(allocation)
             self._report(allocation, AllocationStatus.RUNNING, now_ms)
             heapq.heappush(self.events, (now_ms + self.arrival_of[allocation.task].runs_ms, _END, id))
-            if allocation.member == 0:
-                self._started(allocation, now_ms)
+            self.outcome.started_ms.setdefault(allocation.task, now_ms)
         for preemption in plan.preemptions:
             victim = self.snapshot.allocations[preemption.victim]
             since = victim.started_at_ms if victim.started_at_ms is not None else now_ms
             self.outcome.preemptions += 1
-            self.outcome.lost_work_ms += victim.held.gpu_milli * (now_ms - since) // MILLI
+            self.outcome.lost_work_ms += self._measured(victim) * (now_ms - since) // MILLI
             self._report(victim, AllocationStatus.CANCELLED, now_ms)
-
-    def _started(self, allocation: Allocation, now_ms: int) -> None:
-        arrival = self.arrival_of[allocation.task]
-        if allocation.task in self.outcome.started_ms:
-            return
-        wait = now_ms - arrival.at_ms
-        self.outcome.started_ms[allocation.task] = now_ms
-        self.outcome.waits_ms.append(wait)
-        self.outcome.waits_of[arrival.spec.project].append(wait)
 
     def _wake(self, now_ms: int) -> None:
         """A task that backs off is looked at again when its time comes."""
         later = [task.not_before_ms for task in self.snapshot.queued.values() if task.not_before_ms > now_ms]
-        if later:
-            heapq.heappush(self.events, (min(later), _WAKE, ""))
+        if later and min(later) != self._woken_at_ms:
+            self._woken_at_ms = min(later)
+            heapq.heappush(self.events, (self._woken_at_ms, _WAKE, ""))
 
 
 _CYCLES_AT_ONCE = 5

@@ -255,6 +255,13 @@ class TaskView(Outgoing):
     node: str | None = None
     allocation: str | None = None
     members: int = 1
+    members_asked: int = 1
+    """What `requested` is the sum of."""
+    gpu_count: int = 0
+    """GPUs asked for by each member, whole ones or shares of so many."""
+    gpu_exclusive: bool = False
+    gpu_types: list[str] = []
+    time_limit_ms: int | None = None
     """Of a gang: how many it has in this attempt, or the most that it asks for while it waits."""
     nodes: list[str] = []
     """Where its members are, in their order."""
@@ -325,6 +332,11 @@ def task_view(
         node=first.node if first else None,
         allocation=first.id if first else None,
         members=len(allocations) or spec.members,
+        members_asked=spec.members,
+        gpu_count=spec.request.gpu.count if spec.request.gpu else 0,
+        gpu_exclusive=spec.request.gpu is not None and spec.request.gpu.exclusive,
+        gpu_types=list(spec.request.gpu.types) if spec.request.gpu else [],
+        time_limit_ms=spec.time_limit_ms,
         nodes=[a.node for a in in_order],
         allocations=[a.id for a in in_order],
         devices=[GrantView.of(grant) for a in allocations for grant in a.grants],
@@ -405,6 +417,11 @@ class ExplanationView(Outgoing):
     reason: ReasonView | None = None
     position: int | None = None
     candidates: list[CandidateView] = []
+    expected_start_ms: int | None = None
+    """Of a waiting task, if nothing comes and what runs ends as declared or foretold; None: unknown, see `expected_note`."""
+    expected_sure: bool = False
+    """Only declared time limits were counted on."""
+    expected_note: str = ""
 
     @staticmethod
     def of(explanation: Explanation, status: str) -> ExplanationView:

@@ -95,8 +95,10 @@ def test_a_stream_of_small_tasks_does_not_starve_a_wide_one(nodes: list[tuple[in
     work: list[Job] = [(5, 1, {"cpu": widest})]
     work += [(0, runs_ms, {"cpu": 1000})] * sum(cpu for cpu, _ in nodes)
     work += [(at, runs_ms, {"cpu": 1000}) for at in range(6, 60)]
-    started, _ = play(nodes, work, Settings(hold_after_ms=patience), limits=False)
-    assert started["j00"] <= 5 + patience + runs_ms + 1
+    for claimed_ms in (None, 1):  # Nothing is foretold of the small ones; and each is foretold to be gone at once, wrongly.
+        told = [(at, runs, {**ask, "foretold_ms": claimed_ms}) for at, runs, ask in work]
+        started, _ = play(nodes, told, Settings(hold_after_ms=patience), limits=False)
+        assert started["j00"] <= 5 + patience + runs_ms + 1
 
 
 @given(

@@ -8,8 +8,8 @@ from world import World, a_node, a_spec
 from crater_core.lifecycle.inputs import TaskSubmitted
 from crater_core.model.allocation import AllocationStatus as A
 from crater_core.model.reason import ReasonCode, sentence
+from crater_core.model.snapshot import copy_of
 from crater_core.model.task import After, Array, TaskStatus, When
-from crater_core.service.batch import copy_of
 
 
 def after(*tasks: str, when: When = When.SUCCEEDED) -> tuple[After, ...]:

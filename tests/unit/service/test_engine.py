@@ -188,6 +188,22 @@ def test_a_fault_in_the_cycle_does_not_keep_callers_from_being_served(monkeypatc
     tell(story)
 
 
+def test_a_scheduler_that_starts_foretells_run_times_from_the_tasks_that_succeeded_before() -> None:
+    async def story(engine: Engine, store: FailingStore) -> None:
+        await engine.submit([a_submission(engine)])
+        (lease,) = engine.shown.snapshot.allocations.values()
+        for status in (AllocationStatus.RUNNING, AllocationStatus.SUCCEEDED):
+            await engine.happen(Report("n1", lease.id, lease.token, status, 1))
+        (next_one,) = await engine.submit([a_submission(engine)])
+        foretold_ms = engine.shown.snapshot.tasks[next_one.id].foretold_ms
+        assert foretold_ms is not None
+        again = Engine(store, Settings())
+        assert again.shown.snapshot.run_times == engine.shown.snapshot.run_times
+        assert again.shown.snapshot.run_times.foretell(again.shown.snapshot.tasks[next_one.id].spec) == foretold_ms
+
+    tell(story)
+
+
 def test_after_a_stop_callers_are_refused() -> None:
     async def run() -> None:
         engine = Engine(MemoryStore(), Settings())

@@ -12,11 +12,11 @@ from crater_core.lifecycle.changes import Changes
 from crater_core.model.allocation import Allocation, AllocationStatus, Use
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.resources import Amounts
-from crater_core.model.snapshot import Snapshot
+from crater_core.model.snapshot import Snapshot, copy_of
 from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.model.usage import HOUR_MS, UsageRecord
 from crater_core.service.auth import Guard, hash_of
-from crater_core.service.batch import Batch, copy_of
+from crater_core.service.batch import Batch
 from crater_core.service.bell import Bell
 from crater_core.service.config import TokenSettings
 from crater_core.service.heard import Heard

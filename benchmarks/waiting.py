@@ -1,0 +1,127 @@
+"""How long tasks wait: pooled nodes beside static partitions with first come first served, in the same run.
+
+Philly: the jobs of fifteen virtual clusters (the folder that CRATER_TRACES names), nodes of 8 GPUs, as many as bring the GPU time
+asked for over the trace's span to 0.75 of the capacity. Static: each virtual cluster owns whole nodes in proportion to its GPU
+time, nobody passes. Pooled: one cluster, the project that holds less goes first, backfill, shorter tasks first; run times known
+to the next quarter, and in a second row only foretold from the same tenant's past. Nothing is preempted.
+A virtual cluster that is asked for a job larger than its own nodes refuses it; such jobs run in the pooled cluster only.
+Reference cluster: 8 nodes of 2 GPUs, 64 cores and 256 GB, four teams; the GPU jobs' sizes come from the same trace, their lengths
+divided by ten, an offered load of 0.9; a third of the one-GPU jobs can use half a card.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure, higher_is_better, lower_is_better, plain
+from crater_core.model.resources import GpuRequest, Request
+from crater_core.model.snapshot import Settings
+from crater_core.model.task import TaskSpec
+from crater_core.model.units import GIB, MILLI
+from crater_core.simulation import Arrival, Outcome, Trace, read_jobs, simulate, simulate_partitions, with_known_ends
+from crater_core.simulation.outcome import percentile
+from crater_core.simulation.traces import a_machine, in_order, work_ms
+
+JOBS = "philly_gavel/philly_gavel_seed0_15vc.csv"
+HOUR_MS = 3_600_000
+SEEDS = (42, 43, 44)
+PEER = "static partitions, first come first served, same run"
+STATIC = Settings(passing="none", cycle_tasks_max=60, raise_after_ms=0, fair_share_half_life_ms=0, foretell=False)
+POOLED = replace(STATIC, passing="backfill", short_first_milli=20_000)
+FORETOLD = replace(POOLED, foretell=True, hold_after_ms=10 * 24 * HOUR_MS)
+"""Where tasks wait and run for days, ten minutes of patience would be none."""
+REFERENCE_JOBS, TEAMS = 400, 4
+
+
+def rows() -> list[dict[str, Any]]:
+    path = Path(os.environ.get("CRATER_TRACES", "traces")) / JOBS
+    if not path.is_file():
+        print(f"  (no file {path}: set CRATER_TRACES to measure waiting times)", flush=True)
+        return []
+    jobs = read_jobs(path)
+    return [figure.as_row() for figure in (*philly(jobs), *reference_cluster(jobs))]
+
+
+def philly(jobs: Trace) -> list[Figure]:
+    known = with_known_ends(jobs, exactly=False)
+    static, pooled, foretold = simulate_partitions(jobs, STATIC), simulate(known, POOLED), simulate(jobs, FORETOLD)
+    return [
+        *_waits("quality.philly", static, pooled),
+        plain("quality.philly.foretold.wait_ratio", foretold.mean_wait_ms / static.mean_wait_ms, "of the static mean"),
+        plain("quality.philly.foretold.mean_wait", foretold.mean_wait_ms / HOUR_MS, "h"),
+    ]
+
+
+def _waits(name: str, static: Outcome, pooled: Outcome) -> list[Figure]:
+    hours = [outcome.mean_wait_ms / HOUR_MS for outcome in (pooled, static)]
+    use = [100 * outcome.utilisation for outcome in (pooled, static)]
+    worse = worse_off(static, pooled)
+    return [
+        lower_is_better(f"{name}.wait_ratio", hours[0] / hours[1], "of the static mean", PEER, 1.0, 0.2),
+        lower_is_better(f"{name}.mean_wait", hours[0], "h", PEER, hours[1], hours[1] / 5),
+        replace(higher_is_better(f"{name}.utilisation", use[0], "%", PEER, use[1], use[1]), target="higher"),
+        replace(plain(f"{name}.tenants_worse_off", len(worse), "tenants"), target="at most 0 tenants", met=not worse),
+    ]
+
+
+def worse_off(static: Outcome, pooled: Outcome) -> dict[str, tuple[float, float]]:
+    """Projects whose p95 of waiting is worse when pooled: hours before and after."""
+    before, after = static.waits_of, pooled.waits_of
+    tails = {project: (percentile(waits, 95), percentile(after.get(project, []), 95)) for project, waits in before.items()}
+    return {project: (was / HOUR_MS, now / HOUR_MS) for project, (was, now) in tails.items() if now > was}
+
+
+def reference_cluster(jobs: Trace) -> list[Figure]:
+    """Means over seeds, and the spread of the wait."""
+    static, pooled = [], []
+    for seed in SEEDS:
+        whole, shared = reference_trace(jobs, seed, shares=False), reference_trace(jobs, seed, shares=True)
+        static.append(simulate_partitions(whole, STATIC))
+        pooled.append(simulate(with_known_ends(shared, exactly=False), POOLED))
+    minutes = [[outcome.mean_wait_ms / 60_000 for outcome in outcomes] for outcomes in (pooled, static)]
+    use = [float(np.mean([100 * outcome.allocation_ratio for outcome in outcomes])) for outcomes in (pooled, static)]
+    name = "quality.reference_cluster"
+    return [
+        lower_is_better(f"{name}.mean_wait", float(np.mean(minutes[0])), "min", PEER, float(np.mean(minutes[1])), 10),
+        plain(f"{name}.mean_wait_spread", float(np.std(minutes[0])), "min"),
+        higher_is_better(f"{name}.utilisation", use[0], "%", PEER, use[1], 85),
+    ]
+
+
+def reference_trace(jobs: Trace, seed: int, *, shares: bool) -> Trace:
+    """Jobs drawn from the trace's sizes and lengths, each with a preparation on cores before it, on the reference cluster."""
+    random = np.random.default_rng(seed)
+    arrivals: list[Arrival] = []
+    drawn = [jobs.arrivals[i] for i in random.integers(0, len(jobs.arrivals), REFERENCE_JOBS).tolist()]
+    halves = random.random(REFERENCE_JOBS) < 1 / 3
+    work = sum(work_ms(job) // 10 // (2 if half and _gpus(job) == 1 else 1) for job, half in zip(drawn, halves, strict=True))
+    span_ms = work * MILLI // (900 * 16)
+    for number, (job, at_ms) in enumerate(zip(drawn, np.sort(random.integers(0, span_ms, REFERENCE_JOBS)).tolist(), strict=True)):
+        gpus, team, runs_ms = _gpus(job), f"team-{number % TEAMS}", max(1, job.runs_ms // 10)
+        half = bool(halves[number]) and gpus == 1
+        each = GpuRequest(1, 500, 0, exclusive=False) if half and shares else GpuRequest(min(2, gpus))
+        request = Request(8_000 * min(2, gpus), 24 * GIB, 0, each)
+        members = -(-gpus // 2)
+        spec = TaskSpec(f"train-{gpus}", project=team, user=team, command=("replayed",), request=request, members=members)
+        preparation = TaskSpec(
+            "prepare", project=team, user=team, command=("replayed",), request=Request(4_000, 8 * GIB), priority=60
+        )
+        arrivals.append(Arrival(preparation, max(0, int(at_ms) - 600_000), 600_000))
+        arrivals.append(Arrival(spec, int(at_ms), runs_ms))
+    for team in range(TEAMS):
+        spec = TaskSpec(
+            f"serve-{team}", project=f"team-{team}", user="svc", command=("replayed",), request=Request(4_000, 8 * GIB)
+        )
+        arrivals.append(Arrival(spec, 0, span_ms))
+    nodes = [a_machine(f"node-{i}", 64_000, 256 * GIB, 2) for i in range(8)]
+    return in_order(f"reference-{seed}", nodes, arrivals)
+
+
+def _gpus(job: Arrival) -> int:
+    gpu = job.spec.request.gpu
+    return (gpu.count if gpu else 1) * job.spec.members
