@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crater_core.store.protocol import Loaded
@@ -13,12 +14,15 @@ from crater_core.store.rows import Row, Rows
 from crater_core.store.sql import Query, prune
 from crater_core.store.sqlite import SqliteStore, query_on
 
+_PREFIX = "crater-etcd-copy-"
+
 
 class EtcdCopy:
     """Never ahead of etcd. Threads may read while one writes."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="crater-etcd-copy-"))
+        _remove_left_behind(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._store = SqliteStore(self._folder / "copy.db", durable=False)
         self.revision = 0
 
@@ -75,3 +79,11 @@ class EtcdCopy:
     def close(self) -> None:
         self._store.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_left_behind(place: Path) -> None:
+    """Copies of processes that were killed: nobody holds their lock any more."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError), (folder / "copy.db.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.model.usage import UsageRecord
 from crater_core.store import SharedStore, SqliteStore, SubmitKey, TaskFilter
 from crater_core.store.etcd import EtcdStore
+from crater_core.store.etcd_copy import EtcdCopy
 from crater_core.store.postgres import PostgresStore
 
 Open = Callable[[], SharedStore]
@@ -218,3 +220,15 @@ def test_what_one_kind_of_store_writes_out_another_takes_in(
     new.commit(Changes((a_task("t9"),)), 2, new.begin_term())
     assert [stored.task.id for stored in new.tasks(TaskFilter(labels=(("a", "b"),)), 10)] == ["t9", "t1"]
     new.close()
+
+
+def test_a_copy_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "crater-etcd-copy-left"
+    left.mkdir()
+    (left / "copy.db.lock").touch()
+    used, other = EtcdCopy(), EtcdCopy()
+    assert not left.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    used.close()
+    other.close()
