@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from crater_core.client.bodies import body_of, checked_header
 from crater_core.errors import InvalidRequest
+from crater_core.wire.arrays import ArraySubmission, ArrayView
 from crater_core.wire.nodes import NodePage, NodeView, PoolPage, PoolView, QuotaBody, QuotaPage, QuotaView
 from crater_core.wire.services import ServiceBody, ServicePage, ServiceView
 from crater_core.wire.tasks import EventPage, EventView, ExplanationView, TaskChanges, TaskPage, TaskSubmission, TaskView
@@ -139,10 +140,19 @@ class TaskQuery:
     service: str | None = None
     labels: Mapping[str, str] | None = None
     key: str | None = None
+    array: str | None = None
 
     @property
     def query(self) -> Query:
-        plain = _query(project=self.project, user=self.user, name=self.name, group=self.group, service=self.service, key=self.key)
+        plain = _query(
+            project=self.project,
+            user=self.user,
+            name=self.name,
+            group=self.group,
+            service=self.service,
+            key=self.key,
+            array=self.array,
+        )
         statuses = (self.status,) if isinstance(self.status, str) else self.status
         several = [("status", str(status)) for status in statuses]
         several += [("label", f"{name}={value}") for name, value in (self.labels or {}).items()]
@@ -151,6 +161,24 @@ class TaskQuery:
 
 def tasks(wanted: TaskQuery, limit: int, cursor: str | None) -> Call[TaskPage]:
     return _get("/v1/tasks", TaskPage, (*wanted.query, *_query(limit=limit, cursor=cursor)))
+
+
+def submit_array(
+    task: TaskSubmission | Mapping[str, Any], indices: object, running_max: int | None, idempotency_key: str | None
+) -> Call[ArrayView]:
+    key = checked_header(idempotency_key or new_key(), "idempotency_key")
+    one = body_of(TaskSubmission, task, "task")
+    whole = body_of(ArraySubmission, {"task": one, "indices": indices, "running_max": running_max})
+    body = whole.model_dump_json(exclude_unset=True).encode()
+    return Call("POST", "/v1/arrays", _view(ArrayView), body=body, headers=(("Idempotency-Key", key),))
+
+
+def array(array_id: str, after: int | None = None, wait_s: float = 0.0) -> Call[ArrayView]:
+    return _get(f"/v1/arrays/{_part(array_id, 'id')}", ArrayView, _query(after=after, wait=wait_s or None), wait_s)
+
+
+def cancel_array(array_id: str, reason: str) -> Call[ArrayView]:
+    return _post(f"/v1/arrays/{_part(array_id, 'id')}/cancel", ArrayView, {"reason": reason})
 
 
 def cancel(task_id: str, reason: str) -> Call[TaskView]:

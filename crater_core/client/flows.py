@@ -13,6 +13,7 @@ from crater_core.client import calls
 from crater_core.client.calls import Call, LogChunk, TaskQuery
 from crater_core.client.sending import Pause
 from crater_core.errors import Conflict, NotFound, Unavailable
+from crater_core.wire.arrays import ArrayView
 from crater_core.wire.services import ServiceView
 from crater_core.wire.tasks import EventView, TaskView
 
@@ -77,6 +78,19 @@ def wait(
         if left_s <= 0:
             raise TimeoutError(f"task {task.id} ({task.name}) has not ended within {timeout_s:g} s: {_doing(task)}")
         task = yield from ask(calls.task(task_id, task.revision, min(POLL_S, left_s)))
+
+
+def wait_array(array_id: str, timeout_s: float | None, monotonic_ms: Monotonic) -> Generator[Step, Any, ArrayView]:
+    """Until every task of it has ended. Raises TimeoutError, with how many stand where, when `timeout_s` have passed."""
+    until_ms = None if timeout_s is None else monotonic_ms() + round(timeout_s * 1000)
+    array = yield from ask(calls.array(array_id))
+    while not array.ended:
+        left_s = POLL_S if until_ms is None else (until_ms - monotonic_ms()) / 1000
+        if left_s <= 0:
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(array.counts.items()))
+            raise TimeoutError(f"array {array.id} ({array.name}) has not ended within {timeout_s:g} s: {counts}")
+        array = yield from ask(calls.array(array_id, array.revision, min(POLL_S, left_s)))
+    return array
 
 
 def _doing(task: TaskView) -> str:

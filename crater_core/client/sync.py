@@ -19,6 +19,7 @@ from crater_core.client.stream import EventLines
 from crater_core.client.transport import Broken, SyncTransport
 from crater_core.clock import SystemClock
 from crater_core.errors import CraterError
+from crater_core.wire.arrays import ArrayView
 from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
@@ -85,6 +86,29 @@ class CraterClient:
         """All of them, or none (10,000 at most)."""
         return self._send(calls.submit_many(tasks, idempotency_keys))
 
+    def submit_array(
+        self,
+        task: TaskSubmission | Mapping[str, Any],
+        indices: int | str | Sequence[int],
+        *,
+        running_max: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ArrayView:
+        """Many tasks from one, each with CRATER_ARRAY_INDEX. `indices`: how many, "0-99", "1,4,7-9", or a list."""
+        return self._send(calls.submit_array(task, indices, running_max, idempotency_key))
+
+    def array(self, array_id: str, *, after: int | None = None, wait_s: float = 0.0) -> ArrayView:
+        """An array as a whole; with `wait_s` the answer comes when a task of it has changed since revision `after`."""
+        return self._send(calls.array(array_id, after, wait_s))
+
+    def wait_array(self, array_id: str, timeout_s: float | None = None) -> ArrayView:
+        """Until all of it has ended. Raises TimeoutError, with how many stand where."""
+        return self._run(flows.wait_array(array_id, timeout_s, self._monotonic_ms))
+
+    def cancel_array(self, array_id: str, reason: str = "") -> ArrayView:
+        """End every task of it that waits or runs."""
+        return self._send(calls.cancel_array(array_id, reason))
+
     def task(self, task_id: str, *, after: int | None = None, wait_s: float = 0.0) -> TaskView:
         """One task; with `wait_s` (60 at most) the answer comes when it has changed since revision `after`."""
         return self._send(calls.task(task_id, after, wait_s))
@@ -100,10 +124,11 @@ class CraterClient:
         service: str | None = None,
         labels: Mapping[str, str] | None = None,
         key: str | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> Iterator[TaskView]:
         """Newest first, page by page as they are asked for."""
-        wanted = TaskQuery(status, project, user, name, group, service, labels, key)
+        wanted = TaskQuery(status, project, user, name, group, service, labels, key, array)
         return self._each(flows.all_tasks(wanted, limit))
 
     def cancel(self, task_id: str, reason: str = "") -> TaskView:

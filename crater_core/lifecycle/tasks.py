@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from crater_core.errors import LeaseLost, StaleRevision
 from crater_core.lifecycle.changes import NO_CHANGES, Changes, joined
+from crater_core.lifecycle.growth import after_oom
 from crater_core.lifecycle.inputs import CancelAsked, Planned, Report, TaskSubmitted
 from crater_core.lifecycle.metering import close_record
 from crater_core.lifecycle.steps import allocation_step, task_step
@@ -122,7 +123,7 @@ def _foretold(snapshot: Snapshot, spec: TaskSpec) -> int | None:
 
 
 def _held(task: Task, placement: Placement) -> Amounts:
-    request = task.spec.request
+    request = task.asked.request
     return Amounts(
         cpu_milli=request.cpu_milli,
         memory_bytes=request.memory_bytes,
@@ -262,7 +263,7 @@ def _after_ends(snapshot: Snapshot, task: Task, ended: Sequence[Allocation], now
     others = [other for other in snapshot.by_task.get(task.id, {}).values() if other.id not in gone]
     if others:
         return changes + _member_ended(snapshot, task, ended[0], others, now_ms)
-    return changes + _task_after(snapshot.settings, task, ended[-1], now_ms, again)
+    return changes + _task_after(snapshot, task, ended[-1], now_ms, again)
 
 
 def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: list[Allocation], now_ms: int) -> Changes:
@@ -277,7 +278,7 @@ def _member_ended(snapshot: Snapshot, task: Task, ended: Allocation, others: lis
     return changes
 
 
-def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int, again: bool) -> Changes:
+def _task_after(snapshot: Snapshot, task: Task, last: Allocation, now_ms: int, again: bool) -> Changes:
     """What becomes of a task whose last allocation has ended."""
     reason = task.fault or last.reason
     exit_code = task.exit_code if task.fault and task.exit_code is not None else last.exit_code
@@ -289,7 +290,12 @@ def _task_after(settings: Settings, task: Task, last: Allocation, now_ms: int, a
         return _queue_again(task, reason, now_ms, 0)
     if last.status is AllocationStatus.CANCELLED and task.fault is None:
         return finish(task, TaskStatus.CANCELLED, reason, exit_code, now_ms)
-    if again and may_run_again(settings, task, reason):
+    grown = after_oom(snapshot, task, last, reason) if again else None
+    if isinstance(grown, Reason):
+        return finish(task, TaskStatus.FAILED, grown, exit_code, now_ms)
+    if grown is not None:
+        return _queue_again(replace(task, grown=grown), reason, now_ms, backoff_ms(task))
+    if again and may_run_again(snapshot.settings, task, reason):
         return _queue_again(task, reason, now_ms, backoff_ms(task))
     return finish(task, TaskStatus.FAILED, reason, exit_code, now_ms)
 
@@ -305,7 +311,8 @@ def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool
         return retry.on_node_loss
     if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
         return True
-    return retry.on_failure and tried < retry.attempts_max
+    listed = code is ReasonCode.EXIT_CODE and reason is not None and reason.facts.get("exit_code") in retry.exit_codes
+    return (retry.on_failure or listed) and tried < retry.attempts_max
 
 
 def may_run_elsewhere(settings: Settings, task: Task) -> bool:
@@ -332,7 +339,11 @@ def _queue_again(task: Task, reason: Reason | None, now_ms: int, wait_ms: int) -
         fault=None,
         ready=False,
     )
-    return Changes((queued,), events=(story(task, "queued_again", now_ms, reason, attempt=task.attempt),))
+    facts: dict[str, str | int] = {"attempt": task.attempt}
+    if task.grown is not None:
+        facts["memory_bytes"] = task.grown.memory_bytes
+        facts |= {"gpu_memory_mib": task.grown.gpu.memory_mib} if task.grown.gpu is not None else {}
+    return Changes((queued,), events=(Event(now_ms, "task", task.id, "queued_again", reason, facts, task.spec.group),))
 
 
 def finish(task: Task, status: TaskStatus, reason: Reason | None, exit_code: int | None, now_ms: int) -> Changes:

@@ -58,6 +58,11 @@ class GpuDevice:
     simulated: bool = False
 
     @property
+    def mig_profile(self) -> str | None:
+        """ "2g.20gb": the last word of a slice's model; None for a card."""
+        return self.model.rpartition(" ")[2].lower() if self.sharing is SharingMode.MIG else None
+
+    @property
     def allocatable_memory_mib(self) -> int:
         return self.memory_mib * self.overcommit_milli // MILLI
 

@@ -66,6 +66,7 @@ class ReasonCode(StrEnum):
     OOM_KILLED = "oom_killed"
     MEMORY_EXCEEDED = "memory_exceeded"
     GPU_MEMORY_EXCEEDED = "gpu_memory_exceeded"
+    NO_MORE_MEMORY = "no_more_memory"
     DISK_EXCEEDED = "disk_exceeded"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
@@ -175,7 +176,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
     _C.KEPT_APART: "{nodes} node(s) have room, but each runs {whom} already, and they are to be kept apart.",
     _C.HELD_FOR_ANOTHER: "The free room is kept for {holder}, which is ahead in the queue.",
-    _C.BACKOFF: "The last attempt could not start ({why}); the next try comes in {wait_ms}.",
+    _C.BACKOFF: "The next try comes in {wait_ms}; the last one ended: {why}.",
     _C.NOT_YET_LOOKED_AT: "The scheduler has not looked at it yet.",
     _C.CORDONED: "The node is cordoned: it takes nothing new.",
     _C.DRAINING: "The node is being drained{why}: it takes nothing new.",
@@ -200,6 +201,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.OOM_KILLED: "It was killed for using more memory than its limit: limit {limit_bytes}, peak {peak_bytes}.",
     _C.MEMORY_EXCEEDED: "It was stopped for using more memory than its limit: limit {limit_bytes}, seen {peak_bytes}.",
     _C.GPU_MEMORY_EXCEEDED: "It was stopped for using more GPU memory than its share: share {limit_mib}, seen {peak_mib}.",
+    _C.NO_MORE_MEMORY: "It ran out of its {limit} {resource}, and no next try can have more: {bound} allows {largest}.",
     _C.DISK_EXCEEDED: "It wrote as much as its disk limit lets it or more: limit {limit_bytes}, seen {peak_bytes}.",
     _C.TIME_LIMIT: "It was stopped at its time limit of {limit_ms}.",
     _C.CANCELLED: "It was cancelled by {by}{why}.",
@@ -238,6 +240,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.GPU_MEMORY_EXCEEDED: "Ask for more gpu_memory, or make the task use less.",
+    _C.NO_MORE_MEMORY: "Make it use less, or have that bound raised.",
     _C.DISK_EXCEEDED: "Ask for more disk, or make the task write less.",
     _C.TIME_LIMIT: "Raise time_limit, or make the task faster.",
     _C.EXIT_CODE: "Look at its output: `crater logs`.",

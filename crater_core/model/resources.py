@@ -63,6 +63,8 @@ class GpuRequest:
     exclusive: bool = True
     types: tuple[str, ...] = ()
     """Accepted GPU types, any of them; empty accepts all. Compared with the device's `gpu_type` and model, lower case."""
+    mig_profile: str | None = None
+    """Whole MIG slices of this profile, or "any"; None asks for cards, of which a slice is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from crater_core.model.reason import Reason
@@ -103,6 +103,16 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class OomRetry:
+    """How much more a task gets that ran out of memory, or of GPU memory on a share, when it is tried again."""
+
+    factor_milli: int = 1_500
+    memory_max_bytes: int | None = None
+    gpu_memory_max_mib: int | None = None
+    """Bounds of its own, beside its quota and the largest node."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """When a task that ended without being asked to is queued again. Attempts are counted over all causes."""
 
@@ -110,6 +120,9 @@ class RetryPolicy:
     on_node_loss: bool = True
     on_failure: bool = False
     backoff_ms: int = 1_000
+    exit_codes: tuple[int, ...] = ()
+    """Exit codes after which it is tried again even when `on_failure` is not set."""
+    on_oom: OomRetry | None = None
 
 
 def _no_names() -> Mapping[str, str]:
@@ -219,3 +232,10 @@ class Task:
     """Why the first member of a gang ended early; the others are being stopped for it."""
     ready: bool = False
     """A replica whose health check passes; always False for other tasks."""
+    grown: Request | None = None
+    """What it asks for since it ran out of memory; its spec stays as it was admitted."""
+
+    @property
+    def asked(self) -> TaskSpec:
+        """The spec as it counts for the next attempt."""
+        return self.spec if self.grown is None else replace(self.spec, request=self.grown)

@@ -34,12 +34,12 @@ def explain(snapshot: Snapshot, task_id: str, now_ms: int) -> Explanation:
     memory = memory_of(snapshot)
     memory.queue.sync(snapshot, now_ms)
     if task.status is not TaskStatus.QUEUED:
-        return _explain(snapshot, memory, task.spec, task_id, task.reason, None, now_ms)
+        return _explain(snapshot, memory, task.asked, task_id, task.reason, None, now_ms)
     reason = memory.queue.held.get(task_id)
     if reason is None:
-        reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.spec)
+        reason = backing_off(task, now_ms) if task.not_before_ms > now_ms else _why(snapshot, memory, task.asked)
     waits = reason or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
-    return _explain(snapshot, memory, task.spec, task_id, waits, _position(snapshot, memory, task, now_ms), now_ms)
+    return _explain(snapshot, memory, task.asked, task_id, waits, _position(snapshot, memory, task, now_ms), now_ms)
 
 
 def explain_spec(snapshot: Snapshot, spec: TaskSpec, now_ms: int) -> Explanation:

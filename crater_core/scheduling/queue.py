@@ -140,7 +140,7 @@ class Queue:
             if task.not_before_ms > now_ms:
                 self.delayed[name] = task
                 continue
-            shape = shape_of(task.spec, snapshot.settings)
+            shape = shape_of(task.asked, snapshot.settings)
             key, place = lane_key(task, self._shapes.setdefault(shape, shape)), (task.queued_at_ms, name)
             lane = self.lanes.get(key)
             if lane is None:

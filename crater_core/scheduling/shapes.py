@@ -100,7 +100,9 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
     A memory-only share takes the same fraction of compute, rounded up; a compute-only share the same fraction of memory.
     """
     if gpu.exclusive:
-        return MILLI, device.memory_mib
+        # A slice is a whole device too, but not what "one GPU" means.
+        slices = ("any", device.mig_profile) if device.sharing is SharingMode.MIG else (None,)
+        return (MILLI, device.memory_mib) if gpu.mig_profile in slices else None
     if device.sharing is SharingMode.EXCLUSIVE:
         return None
     compute, memory = gpu.compute_milli, gpu.memory_mib

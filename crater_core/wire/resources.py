@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
@@ -11,6 +12,7 @@ from crater_core.model.resources import Amounts, GpuRequest, Request
 from crater_core.model.units import MILLI, parse_bytes, parse_duration_ms, parse_mib, parse_milli
 from crater_core.wire.base import Incoming, Outgoing
 
+_TYPES = re.compile(r"\s*(?:,|\||\bor\b)\s*", re.IGNORECASE)
 # Each kind is written back with its unit, so that a body which is parsed, sent and parsed again stays the same.
 _NUMBER_OR_TEXT: dict[str, Any] = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
 
@@ -52,14 +54,18 @@ class Resources(Incoming):
     gpu: Milli = Field(default=0, description="whole devices, or the share of a device when it is below one")
     gpu_memory: Mib = Field(default=0, description="memory of each device that is shared")
     gpu_devices: int = Field(default=1, ge=1, le=64, description="how many devices to take a share of")
-    gpu_type: tuple[str, ...] = Field(default=(), description="accepted types, any of them")
+    gpu_type: tuple[str, ...] = Field(default=(), description='accepted types, any of them; "a100 or h100" in one text')
+    mig_profile: Annotated[str, Field(pattern=r"^(any|[0-9]+g\.[0-9]+gb[a-z0-9.+]*)$", max_length=40)] | None = Field(
+        default=None, description='whole MIG slices: "2g.20gb", or "any"; gpu says how many, 1 where it is not given'
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _one_type_may_be_text(cls, data: Any) -> Any:
         if isinstance(data, dict):
             fields = cast(dict[str, Any], data)
-            return {**fields, "gpu_type": (fields["gpu_type"],)} if isinstance(fields.get("gpu_type"), str) else fields
+            given = fields.get("gpu_type")
+            return {**fields, "gpu_type": tuple(_TYPES.split(given.strip()))} if isinstance(given, str) else fields
         return data
 
     @model_validator(mode="after")
@@ -72,7 +78,9 @@ class Resources(Incoming):
             raise ValueError("gpu_memory is for shares: a whole device comes with all its memory")
         if self.gpu >= MILLI and self.gpu_devices > 1:
             raise ValueError("gpu_devices is for shares: ask for several whole devices with gpu")
-        if not self.gpu and not self.gpu_memory and (self.gpu_type or self.gpu_devices > 1):
+        if self.mig_profile is not None and (self.gpu % MILLI or self.gpu_memory or self.gpu_devices > 1):
+            raise ValueError("mig_profile is for whole slices: gpu says how many, gpu_memory and gpu_devices are for shares")
+        if not self.gpu and not self.gpu_memory and self.mig_profile is None and (self.gpu_type or self.gpu_devices > 1):
             raise ValueError("gpu_type and gpu_devices need gpu or gpu_memory beside them")
         return self
 
@@ -81,8 +89,8 @@ class Resources(Incoming):
 
     def _gpu_request(self) -> GpuRequest | None:
         types = tuple(sorted({name.strip().lower() for name in self.gpu_type}))
-        if self.gpu >= MILLI:
-            return GpuRequest(count=self.gpu // MILLI, types=types)
+        if self.gpu >= MILLI or self.mig_profile is not None:
+            return GpuRequest(count=max(1, self.gpu // MILLI), types=types, mig_profile=self.mig_profile)
         if self.gpu or self.gpu_memory:
             return GpuRequest(self.gpu_devices, self.gpu, self.gpu_memory, exclusive=False, types=types)
         return None

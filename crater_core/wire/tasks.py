@@ -19,6 +19,7 @@ from crater_core.model.task import (
     HealthCheck,
     Mount,
     OnDisconnect,
+    OomRetry,
     RetryPolicy,
     Task,
     TaskSpec,
@@ -29,7 +30,7 @@ from crater_core.model.task import (
 from crater_core.model.units import show_bytes
 from crater_core.model.usage import HOUR_MS
 from crater_core.wire.base import Incoming, Outgoing, ReasonView
-from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Resources
+from crater_core.wire.resources import AmountsView, Bytes, DurationMs, GrantView, Mib, Milli, Resources
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TEXT_MAX = 131_072
@@ -73,13 +74,35 @@ class MountBody(Incoming):
     read_only: bool = True
 
 
+class OomBody(Incoming):
+    """A task that ran out of memory is tried again with `factor` times as much, up to the maximum, its quota and the largest
+    node; a share that used too much GPU memory in the same way."""
+
+    factor: Milli = Field(default=1_500, ge=1_050, le=10_000, description="a number from 1.05 to 10")
+    memory_max: Bytes | None = None
+    gpu_memory_max: Mib | None = None
+
+
 class RetryBody(Incoming):
-    """`attempts` counts the first try. A lost node runs a task again by itself unless `on_node_loss` is off."""
+    """`attempts` counts the first try (3 where `exit_codes` or `on_oom` is given, else 1). A lost node runs a task again by
+    itself unless `on_node_loss` is off."""
 
     attempts: int = Field(default=1, ge=1, le=100)
     on_node_loss: bool = True
     on_failure: bool = False
     backoff: DurationMs = 1_000
+    exit_codes: tuple[Annotated[int, Field(ge=1, le=255)], ...] = Field(
+        default=(), max_length=255, description="try again after these exit codes"
+    )
+    on_oom: OomBody | None = None
+
+    def to_policy(self) -> RetryPolicy:
+        attempts = self.attempts
+        if "attempts" not in self.model_fields_set and (self.exit_codes or self.on_oom is not None):
+            attempts = 3
+        oom = self.on_oom
+        more = None if oom is None else OomRetry(oom.factor, oom.memory_max, oom.gpu_memory_max)
+        return RetryPolicy(attempts, self.on_node_loss, self.on_failure, self.backoff, self.exit_codes, more)
 
 
 class HealthBody(Incoming):
@@ -206,7 +229,7 @@ class TaskSubmission(Incoming):
             strategy=self.strategy,
             time_limit_ms=self.time_limit,
             grace_ms=self.grace,
-            retry=RetryPolicy(self.retry.attempts, self.retry.on_node_loss, self.retry.on_failure, self.retry.backoff),
+            retry=self.retry.to_policy(),
             on_disconnect=OnDisconnect(self.on_disconnect),
             after=tuple(After(after.task, When(after.when)) for after in self.after),
             group=self.group,
@@ -327,7 +350,7 @@ def task_view(
         labels=dict(spec.labels),
         command=list(spec.command),
         image=spec.image,
-        requested=AmountsView.of(spec.request.amounts.times(spec.members)),
+        requested=AmountsView.of(task.asked.request.amounts.times(spec.members)),
         attempt=task.attempt,
         node=first.node if first else None,
         allocation=first.id if first else None,
