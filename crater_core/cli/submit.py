@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
+from crater_core.cli.arrays import submit_array
 from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import clean, outcome_line
 from crater_core.errors import InvalidRequest, NotFound, Unavailable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from crater_core.client import CraterClient
     from crater_core.wire.tasks import TaskView
 
-COMPUTE, WHERE, WHO, WHAT = "Compute", "Where", "Who", "What it sees"
+COMPUTE, WHERE, WHEN, WHO, WHAT = "Compute", "Where", "When", "Who", "What it sees"
 FILE_BYTES_MAX = 4 * 1024**2
 Words = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="-- COMMAND ARG...")]
 Many = list[str] | None
@@ -38,8 +39,16 @@ def submit(
     memory: Annotated[str | None, option("SIZE", "32GB, 512MiB. Default 512MiB.", panel=COMPUTE)] = None,
     disk: Annotated[str | None, option("SIZE", "Scratch space: 50GB.", panel=COMPUTE)] = None,
     time_limit: Annotated[str | None, option("TIME", "Stop it after 90s, 30m, 2h.", panel=COMPUTE)] = None,
+    members: Annotated[str | None, option("COUNT", "A gang: 4, or 2-8 for as many as fit.", panel=COMPUTE)] = None,
+    oom_factor: Annotated[float | None, option("FACTOR", "Out of memory: try again with 1.5 times more.", panel=COMPUTE)] = None,
     pool: Annotated[Many, option("POOL", "Pool to take from; several times.", panel=WHERE)] = None,
     node_label: Annotated[Many, option("KEY=VALUE", "Only nodes with KEY=VALUE.", panel=WHERE)] = None,
+    spread: Annotated[str | None, option("HOW", "Members on different nodes: prefer, require.", panel=WHERE)] = None,
+    anti_affinity: Annotated[str | None, option("HOW", "Away from its group: prefer, require.", panel=WHERE)] = None,
+    array: Annotated[str | None, option("INDICES", "Many tasks: 0-99, 1,4,7-9; 0-99%10: 10 at once.", panel=WHEN)] = None,
+    after: Annotated[Many, option("TASK", "Start when this has succeeded; several times.", panel=WHEN)] = None,
+    after_any: Annotated[Many, option("TASK", "Start when this has ended, however.", panel=WHEN)] = None,
+    after_failed: Annotated[Many, option("TASK", "Start when this has not succeeded.", panel=WHEN)] = None,
     project: Annotated[str | None, option("NAME", "Who is charged.", panel=WHO)] = None,
     quota: Annotated[str | None, option("POLICY", "Quota policy, by name.", panel=WHO)] = None,
     priority: Annotated[int | None, option("0..100", "0 last, 100 first, default 50.", panel=WHO)] = None,
@@ -70,6 +79,8 @@ def submit(
 
     [bold]crater submit --file task.yaml --priority 80[/]
 
+    [bold]crater submit --array 0-99%10 -- python sweep.py --part '{index}'[/]
+
     With --wait or --follow, Ctrl-C leaves the task running.
     """
     if as_json and follow:
@@ -90,10 +101,14 @@ def submit(
         time_limit=time_limit,
         pools=pool,
         mounts=[_mount(text) for text in mount or ()],
+        spread=spread,
+        anti_affinity=anti_affinity,
+        after=_after(after, after_any, after_failed),
+        **_members(members),
     )
     pairs = {"labels": _pairs(label, "label"), "node_labels": _pairs(node_label, "node-label"), "env": _environment(env)}
     body |= flags
-    for field, more in {**pairs, "resources": resources, "retry": _retry(retries)}.items():
+    for field, more in {**pairs, "resources": resources, "retry": _retry(retries, oom_factor)}.items():
         if more:
             body[field] = {**_mapping(body.get(field, {}), field), **more}
     body.setdefault("name", _default_name(body))
@@ -101,6 +116,11 @@ def submit(
         from crater_core.cli.whatif import dry_run
 
         dry_run([body], as_json)
+        return
+    if array is not None:
+        if follow:
+            raise InvalidRequest("--follow shows the output of one task; with --array use --wait", field="follow")
+        submit_array(body, array, key, wait=wait, as_json=as_json)
         return
     _carry_out(body, key, wait=wait, follow=follow, as_json=as_json)
 
@@ -223,8 +243,23 @@ def _mount(text: str) -> dict[str, Any]:
     return {"source": source, "target": target, "read_only": mode != "rw"}
 
 
-def _retry(retries: int | None) -> dict[str, Any]:
-    return {} if retries is None else {"attempts": retries + 1, "on_failure": retries > 0}
+def _retry(retries: int | None, oom_factor: float | None) -> dict[str, Any]:
+    again: dict[str, Any] = {} if retries is None else {"attempts": retries + 1, "on_failure": retries > 0}
+    return again if oom_factor is None else {**again, "on_oom": {"factor": oom_factor}}
+
+
+def _after(succeeded: Many, ended: Many, failed: Many) -> list[dict[str, str]]:
+    pairs = (("succeeded", succeeded), ("ended", ended), ("failed", failed))
+    return [{"task": task, "when": when} for when, tasks in pairs for task in tasks or ()]
+
+
+def _members(text: str | None) -> dict[str, int]:
+    if text is None:
+        return {}
+    least, dash, most = text.partition("-")
+    if not (least.isdecimal() and (most.isdecimal() or not dash)):
+        raise InvalidRequest(f"--members must be a number, or LEAST-MOST as 2-8, found {text!r}", field="members")
+    return {"members_min": int(least), "members_max": int(most)} if dash else {"members": int(least)}
 
 
 def _default_name(body: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from crater_core.cli.arrays import how, is_array, show_array, wait_for, well
 from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
 from crater_core.cli.show import (
     NOTHING,
@@ -19,7 +20,6 @@ from crater_core.cli.show import (
     facts,
     gpus,
     moment,
-    outcome_line,
     print_or_say,
     reason_text,
     short,
@@ -33,6 +33,7 @@ from crater_core.errors import CraterError, InvalidRequest
 from crater_core.model.units import parse_duration_ms, show_mib, show_milli
 
 if TYPE_CHECKING:
+    from crater_core.wire.arrays import ArrayView
     from crater_core.wire.tasks import EventView, ExplanationView, TaskView
 
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id, as `crater list` shows it.", show_default=False)]
@@ -50,6 +51,7 @@ def list_tasks(
     name: Annotated[str | None, option("NAME", "Of this name.")] = None,
     group: Annotated[str | None, option("NAME", "Of this group.")] = None,
     service: Annotated[str | None, option("NAME", "Replicas of this service.")] = None,
+    array: Annotated[str | None, option("ARRAY", "Tasks of this array.")] = None,
     label: Annotated[Many, option("KEY=VALUE", "With this label, KEY=VALUE; several times: all of them.")] = None,
     limit: Annotated[int, option("COUNT", "At most this many.", "--limit", "-n", min=1)] = 50,
     wide: Annotated[bool, typer.Option("--wide", "-w", help="More columns.")] = False,
@@ -73,6 +75,7 @@ def list_tasks(
                 group=group,
                 service=service,
                 labels=labels,
+                array=array,
                 limit=limit,
             )
         )
@@ -96,14 +99,17 @@ def list_tasks(
         ]
         shown = [Text(text) for text in (extra if wide else [])]
         time_ms = task.waited_ms if task.status in ("queued", "allocated") else task.ran_ms
-        rows.add_row(
-            task.id, Text(clean(task.name)), status(task.status), gpus(asked), *shown, short(time_ms), _where_or_why(task)
-        )
+        rows.add_row(task.id, Text(_name(task)), status(task.status), gpus(asked), *shown, short(time_ms), _where_or_why(task))
     print_or_say(
         console, rows, "No tasks match." if any((statuses, project, by, name, group, service, labels)) else "No tasks yet."
     )
     if len(found) == limit:
         note(f"The newest {limit}; --limit shows more.")
+
+
+def _name(task: TaskView) -> str:
+    """With its index, where it is of an array."""
+    return clean(task.name) if task.array_index is None else f"{clean(task.name)}[{task.array_index}]"
 
 
 def _where_or_why(task: TaskView) -> Text:
@@ -119,7 +125,10 @@ def _where_or_why(task: TaskView) -> Text:
 
 
 def show(task_id: TaskId, as_json: Json = False) -> None:
-    """Show a task: how it stands and why, what it asked for and got, and its story so far."""
+    """Show a task (or an array): how it stands and why, what it asked for and got, and its story so far."""
+    if is_array(task_id):
+        show_array(task_id, as_json)
+        return
     with client() as crater:
         task = crater.task(task_id)
         if as_json:
@@ -127,7 +136,7 @@ def show(task_id: TaskId, as_json: Json = False) -> None:
             return
         story = crater.events(task_id)
     console = out()
-    console.print(Text.assemble((clean(task.name), "bold"), "  ", (task.id, "dim"), "  ", status(task.status)))
+    console.print(Text.assemble((_name(task), "bold"), "  ", (task.id, "dim"), "  ", status(task.status)))
     why = reason_text(task.reason)
     if why is not None and (task.reason is None or task.reason.code != "finished"):
         console.print(Padding(why, (0, 0, 0, 2)))
@@ -150,7 +159,10 @@ def _rows(task: TaskView) -> list[tuple[str, str | Group | None]]:
         ("command", " ".join(task.command)[:2000]),
         ("image", task.image),
         ("asked for", amounts_line(task.requested)),
-        ("node", task.node),
+        ("node", task.node if task.members == 1 else None),
+        ("members", f"{task.members}: {', '.join(task.nodes) or 'not placed'}" if task.members > 1 else None),
+        ("array", f"{task.array}, index {task.array_index}" if task.array else None),
+        ("after", ", ".join(f"{after.task} ({after.when})" for after in task.after)),
         ("devices", devices),
         ("ports", ", ".join(str(port) for port in task.ports)),
         ("submitted", f"{moment(task.submitted_at_ms)} ({ago(task.submitted_at_ms)} ago)"),
@@ -212,24 +224,24 @@ def wait(
     timeout: Annotated[str | None, option("TIME", "Give up after 30s, 10m, 2h; exit code 1.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait for tasks to end. Exit code 0 when all succeeded, else 1."""
+    """Wait for tasks and arrays to end. Exit code 0 when all succeeded, else 1."""
     limit_s, clock = _seconds(timeout), SystemClock()
     until_ms = None if limit_s is None else clock.monotonic_ms() + limit_s * 1000
-    ended: list[TaskView] = []
+    ended: list[TaskView | ArrayView] = []
     with client(patient=True) as crater:
         try:
             for task_id in task_ids:
-                ended.append(
-                    crater.wait(task_id, None if until_ms is None else max(0.0, (until_ms - clock.monotonic_ms()) / 1000))
-                )
+                left_s = None if until_ms is None else max(0.0, (until_ms - clock.monotonic_ms()) / 1000)
+                one = wait_for(crater, task_id, left_s) if is_array(task_id) else crater.wait(task_id, left_s)
+                ended.append(one)
                 if not as_json:
-                    err().print(outcome_line(ended[-1]))
+                    err().print(how(one))
         except KeyboardInterrupt:
             detached(task_ids[len(ended)])
             raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json(ended)
-    if any(task.status != "succeeded" for task in ended):
+    if not all(well(one) for one in ended):
         raise typer.Exit(FAILED)
 
 
@@ -247,14 +259,14 @@ def cancel(
     """
     if bool(task_ids) == bool(group):
         raise InvalidRequest("give the tasks to cancel, or --group")
-    done: list[TaskView] = []
+    done: list[TaskView | ArrayView] = []
     failure: CraterError | None = None
     with client() as crater:
         if group:
-            done = crater.cancel_group(group, reason)
+            done += crater.cancel_group(group, reason)
         for task_id in task_ids or ():
             try:
-                done.append(crater.cancel(task_id, reason))
+                done.append(crater.cancel_array(task_id, reason) if is_array(task_id) else crater.cancel(task_id, reason))
             except CraterError as error:
                 if failure is not None:
                     err().print(f"crater: {failure.message}", style="red")
@@ -262,8 +274,7 @@ def cancel(
     if as_json:
         print_json(done)
     for task in () if as_json else done:
-        stopping = Text.assemble(f"{task.id} ", ("stopping", "magenta"))
-        err().print(stopping if task.cancelling else outcome_line(task))
+        err().print(how(task))
     if group and not done and not as_json:
         note(f"No task of group {clean(group)} waits or runs.")
     if failure is not None:

@@ -250,3 +250,22 @@ def _shown(capfd, *command: str) -> str:
     capfd.readouterr()
     assert run(command) == 0
     return capfd.readouterr().out
+
+
+def test_an_array_is_submitted_waited_for_and_shown_as_one(crater, world):
+    program = "import os, sys; print(os.environ['CRATER_ARRAY_INDEX'], sys.argv[1]); sys.exit(sys.argv[1] == '3')"
+    code, out, _ = crater("submit", *SMALL, "--array", "1-3%2", "--name", "sweep", "--", sys.executable, "-c", program, "{index}")
+    assert code == 0
+    array = out.strip()
+    code, _, err = crater("wait", array)
+    assert (code, err.strip()) == (1, f"{array} 1 failed, 2 succeeded")
+    shown = crater("show", array)[1]
+    for words in ("sweep", "tasks      3, 2 at once", "[3]", "It ended with exit code 1."):
+        assert words in shown
+    listed = json.loads(crater("list", "--array", array, "--json")[1])
+    assert sorted(task["array_index"] for task in listed) == [1, 2, 3]
+    assert crater("logs", listed[-1]["id"])[1] == "1 1\n"
+    assert crater("cancel", array)[0] == 0
+    code, _, err = crater("submit", *SMALL, "--after", array, "true")
+    assert code == 2
+    assert "and was to start when that had succeeded, but it has failed." in err
