@@ -20,6 +20,7 @@ from crater_core.model.prices import MICRO, Make, MakePrices, PriceTable
 from crater_core.model.resources import GpuRequest, TypicalRequest
 from crater_core.model.units import GIB, MILLI
 from crater_core.scheduling.shapes import need_of_device, type_matches
+from crater_core.scheduling.worth import asked_milli
 
 GRAIN_MILLI = 10
 """Shares are rounded up to hundredths of a device."""
@@ -51,10 +52,8 @@ class _Kind:
 
     @property
     def earns(self) -> float:
-        """Devices' worth of compute; a share by memory alone counts as half a device."""
-        if self.gpu is None:
-            return SERVE_CORES
-        return self.gpu.count * (self.gpu.compute_milli or MILLI // 2) / MILLI
+        """Devices' worth of compute."""
+        return asked_milli(self.gpu) / MILLI if self.gpu else SERVE_CORES
 
 
 def price_table(nodes: Iterable[Node], workload: tuple[TypicalRequest, ...]) -> PriceTable | None:

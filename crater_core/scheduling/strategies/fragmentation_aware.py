@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SPARE = 40
 """How many points the most wanted type of GPU costs a task; a whole device's fall of fragmentation is about as many."""
 
+SPARE_MICRO = 900_000
+"""The same in the unit of prices."""
+
 
 class FragmentationAware:
     """First the node whose free room loses least of its worth, where there are prices. Among equals, and without prices, the
@@ -43,7 +46,10 @@ class FragmentationAware:
         if gpu is None or devices is None:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
             return least_first(loss, 2 * fall + (columns.gpus.take(rows) == 0))
-        spared = SPARE - mix.wanted.take(columns.kind[:, 0].take(rows)) * SPARE // MILLI
+        wanted = mix.wanted.take(columns.kind[:, 0].take(rows))
+        spared = SPARE - wanted * SPARE // MILLI
+        if worth.priced:
+            loss += wanted * (SPARE_MICRO // MILLI)
         if gpu.exclusive:
             then -= gpu.count * mix.by_device.take(device_then + MILLI)
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)

@@ -101,6 +101,21 @@ def test_a_share_takes_the_rest_that_is_worth_least() -> None:
     assert room[chosen] == 600, "0.25 is left of it; of the other nothing that fits anybody"
 
 
+def test_cores_stay_beside_the_devices_that_need_them() -> None:
+    """Tasks usually ask for 4 cores with a device. Six of the eight of "a" leave two for its other device."""
+    some = [a_node("a", cpu=8, gpus=2), a_node("b", cpu=32, gpus=2)]
+    snapshot = priced(some, TypicalRequest(Request(4000, gpu=GpuRequest(1)), 1))
+    snapshot.advance([a_task("heavy", gpu=1000, cpu=6000), a_task("light", gpu=1000, cpu=4000, at_ms=1)])
+    assert [placement.node for placement in schedule(snapshot, 2).placements] == ["b", "a"]
+
+
+def test_a_task_without_a_gpu_leaves_the_cores_that_devices_need() -> None:
+    some = [a_node("a", cpu=8, gpus=2), a_node("b", cpu=16, gpus=2)]
+    snapshot = priced(some, TypicalRequest(Request(4000, gpu=GpuRequest(1)), 1))
+    snapshot.advance([a_task("preparation", cpu=6000)])
+    assert schedule(snapshot, 0).placements[0].node == "b"
+
+
 def test_prices_of_another_mix_are_used_from_the_next_decision_on() -> None:
     some = [a_node("a", gpus=1, sharing=TIME_SLICE), a_node("b", gpus=1, gpu_type="t4", model="T4", sharing=TIME_SLICE)]
     snapshot = priced(some, whole(10, types=("a100",)), whole(1))
