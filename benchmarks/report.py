@@ -36,12 +36,14 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_page(page: Path, rows: Sequence[Row], when: str, plot: str | None) -> None:
-    """Put the table between the marks; what people wrote around them stays."""
+def write_page(page: Path, rows: Sequence[Row], when: str, plot: str | None, growth: str | None = None) -> None:
+    """Put the table and the plots between the marks; what people wrote around them stays."""
     machine = next((row["machine"] for row in rows if row["machine"]), "")
     figures = [BEGIN, "", f"Measured {when} on {machine}.", "", table(rows)]
     if plot:
         figures += ["", f"![How many times better than the peer]({plot})"]
+    if growth:
+        figures += ["", f"![How the cost of a decision grows with the cluster and with the queue]({growth})"]
     text = page.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

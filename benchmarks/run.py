@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, yardsticks
+from benchmarks import growth, report, yardsticks
 from benchmarks.cluster import a_cluster
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 PLOT = PAGE.parent / "performance.png"
+GROWTH = PAGE.parent / "growth.png"
 
 
 def _yardsticks() -> list[dict[str, Any]]:
@@ -72,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"  {_line(row)}", flush=True)
     if not options.dry:
         known = report.merged(RESULTS, rows)
-        plotted = report.draw(PLOT, known)
+        plotted, grown = report.draw(PLOT, known), growth.draw(GROWTH, known)
         report.write_results(RESULTS, known)
-        report.write_page(PAGE, known, time.strftime("%Y-%m-%d"), PLOT.name if plotted else None)
+        report.write_page(PAGE, known, time.strftime("%Y-%m-%d"), PLOT.name if plotted else None, GROWTH.name if grown else None)
         print(f"written: {RESULTS}, {PAGE}")
     missed = [row["id"] for row in rows if row["met"] is False]
     print(f"targets not met: {', '.join(missed)}" if missed else "every target is met")

@@ -86,8 +86,12 @@ class Mix:
         """This much is one thousandth of a device."""
         self.by_device: IntArray = np.zeros(0, np.int64)
         self.by_whole: IntArray = np.zeros(0, np.int64)
-        self.wanted: IntArray = np.zeros(1, np.int64)
-        """By device kind, in thousandths of the most wanted: how much is asked of it by requests that name a type."""
+        self._first: IntArray = np.zeros(0, np.int64)
+        """By row, the kind of its first device, which stands for the node: its devices are of one type."""
+        self._table: IntArray = np.zeros(0, np.int64)
+        self._wanted_of_kind: IntArray = np.zeros(1, np.int64)
+        self.wanted: IntArray = np.zeros(0, np.int64)
+        """By row, in thousandths of the most wanted type: how much is asked of its type by requests that name one."""
 
     def refresh(self) -> None:
         """Take in what nodes have declared since. When that changes the tables, all scores are void."""
@@ -95,6 +99,7 @@ class Mix:
         if self._declarations == columns.declarations:
             return
         self._declarations = columns.declarations
+        self._first = columns.kind[:, 0].copy()
         self.worth.refresh()
         typical = self._workload or general_workload(columns)
         now: tuple[tuple[TypicalRequest, ...], int, int] = (typical, len(columns.kinds), columns.compute.shape[1] + 1)
@@ -103,17 +108,15 @@ class Mix:
             self._build(typical)
             columns.void()
         wanted = self._wanted(typical)
-        if not np.array_equal(wanted, self.wanted):
-            self.wanted = wanted
+        if not np.array_equal(wanted, self._wanted_of_kind):
+            self._wanted_of_kind = wanted
             columns.void()
+        self.wanted = wanted.take(self._first)
+        self._table = self._class.take(self._first) * (len(self._cores) + 1)
 
     def tables(self, rows: IntArray, cpu: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the tables of these nodes start, with so many cores free: in `by_device`, and in `by_whole`.
-
-        The kind of a node's first device stands for the node: its devices are of one type.
-        """
-        kinds = self.columns.kind[:, 0].take(rows)
-        table: IntArray = self._class.take(kinds) * (len(self._cores) + 1) + self._cores.searchsorted(cpu, "right")
+        """Where the tables of these nodes start, with so many cores free: in `by_device`, and in `by_whole`."""
+        table: IntArray = self._table.take(rows) + self._cores.searchsorted(cpu, "right")
         return table * (MILLI + 1), table * self._widths
 
     def _build(self, typical: tuple[TypicalRequest, ...]) -> None:

@@ -13,15 +13,17 @@ from typing import Any, Protocol
 from crater_core.clock import Clock, SystemClock
 from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.apply import apply
-from crater_core.lifecycle.inputs import Input, Planned, Report, Tick
+from crater_core.lifecycle.inputs import Input, Planned, Report, TaskSubmitted, Tick
 from crater_core.model.node import Node
 from crater_core.model.runtimes import RunTimes
+from crater_core.model.prices import PriceTable
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot, copy_of
 from crater_core.model.task import Task, TaskStatus
 from crater_core.scheduling import explain, schedule
 from crater_core.service.batch import Batch
 from crater_core.service.bell import Bell
+from crater_core.service.demand import Demand
 from crater_core.service.dependencies import Find, finder
 from crater_core.service.heard import Heard
 from crater_core.service.ids import Ids
@@ -102,7 +104,9 @@ class Engine:
         """Of the scheduler that leads while this one stands by; "" when nobody does."""
         self.term = 0 if standby else store.begin_term()
         self._run_times = run_times_of(store)
+        self._prices: PriceTable | None = None
         self._take_over(store.load())
+        self.demand = Demand(task.spec for task in self.shown.snapshot.tasks.values())
         self._queue: asyncio.Queue[Work] = asyncio.Queue()
         self._turning = asyncio.Lock()
         self._writing = asyncio.Lock()
@@ -121,6 +125,7 @@ class Engine:
         self.shown = Shown(loaded, self.settings)
         self.shown.snapshot.run_times = self._run_times.copy()
         self.shown.snapshot.term = self.term
+        self.shown.snapshot.prices = self._prices
         self._working = copy_of(self.shown.snapshot)
 
     # Leading and standing by, for stores that several schedulers share.
@@ -132,6 +137,7 @@ class Engine:
             try:
                 self._run_times = await self.read(run_times_of, self.store)
                 self._take_over(await self.read(self.store.load))
+                self.demand = Demand(task.spec for task in self.shown.snapshot.tasks.values())
             except BaseException:
                 self.leading = False
                 raise
@@ -271,6 +277,10 @@ class Engine:
     async def _in_writer(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
 
+    def use_prices(self, prices: PriceTable | None) -> None:
+        """From the next decision on. Prices make no room: no cycle is wanted for them."""
+        self._prices = self._working.prices = self.shown.snapshot.prices = prices
+
     def want_cycle(self) -> None:
         """Look at the queue again, although nothing has happened but time."""
         self._cycle_wanted = True
@@ -385,6 +395,8 @@ class Engine:
             batch.take(apply(batch.snapshot, happened, now_ms))
         except CraterError as refusal:
             return refusal
+        if isinstance(happened, TaskSubmitted):
+            self.demand.count(happened.spec)
         return None
 
     def _reconcile_services(self, batch: Batch, now_ms: int) -> None:

@@ -23,6 +23,7 @@ from crater_core.service.engine import Engine
 from crater_core.service.http import Hub
 from crater_core.service.leadership import Leadership
 from crater_core.service.metrics import SchedulerMetrics
+from crater_core.service.pricing import Pricing
 from crater_core.service.protocol import OneWrite
 from crater_core.service.watch import Watch
 from crater_core.store.opening import open_store
@@ -118,7 +119,7 @@ async def _serve(
             engine,
         )
         watch = Watch(engine, config.heartbeat_timeout, config.node_forget_after, config.history)
-        others = [asyncio.create_task(watch.run(), name="watch")]
+        others = [asyncio.create_task(watch.run(), name="watch"), asyncio.create_task(Pricing(engine).run(), name="pricing")]
         if not config.is_shared:
             others.append(asyncio.create_task(_end_when_stale(engine, server)))
         ready(_url_of(listener))

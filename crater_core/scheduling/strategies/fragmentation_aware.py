@@ -46,7 +46,7 @@ class FragmentationAware:
         if gpu is None or devices is None:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
             return least_first(loss, 2 * fall + (columns.gpus.take(rows) == 0))
-        wanted = mix.wanted.take(columns.kind[:, 0].take(rows))
+        wanted = mix.wanted.take(rows)
         spared = SPARE - wanted * SPARE // MILLI
         if worth.priced:
             loss += wanted * (SPARE_MICRO // MILLI)
