@@ -15,8 +15,8 @@ from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm,
 from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, TaskSubmitted, Tick
 from crater_core.model.node import Node
-from crater_core.model.runtimes import RunTimes
 from crater_core.model.prices import PriceTable
+from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot, copy_of
 from crater_core.model.task import Task, TaskStatus
