@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from crater_agent.adopt import exit_of
+from crater_agent.ports import refuse_busy
 from crater_agent.probe import Prober
 from crater_agent.reconcile import (
     Exit,
@@ -255,6 +256,7 @@ class Agent:
 
     async def _start_one(self, lease: Lease, workload: Workload) -> None:
         try:
+            refuse_busy(lease.ports)
             await self.runtimes.for_lease(lease).start(lease, workload, self.session.lease_state())
         except NodeFault as error:
             log.warning("%s (%s) could not be started: %s", workload.allocation, lease.name, error.message)

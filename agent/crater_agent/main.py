@@ -44,6 +44,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["doctor"]:
+        from crater_agent import doctor
+
+        sys.exit(doctor.main(sys.argv[2:]))
     arguments = _parser().parse_args()
     try:
         sys.exit(_run(arguments))
@@ -59,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crater-agent",
         description="Offers this machine to a Crater scheduler and runs what it is given. "
-        "SIGTERM and SIGINT stop the agent; its workloads go on and are taken over by the next start.",
+        "SIGTERM and SIGINT stop the agent; its workloads go on and are taken over by the next start. "
+        "`crater-agent doctor` checks the node instead.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="agent.yaml")
     parser.add_argument("--check", action="store_true", help="check the file against this machine, say what is offered, end")
@@ -206,7 +211,15 @@ async def _serve(
     agents.append(agent)
     secret = secrets.token_urlsafe(32)
     real = tuple(device.uuid for device in declaration.devices if not device.simulated)
-    metrics = Metrics(node, __version__, declaration.devices, machine.sample, lambda: gpus.sample(real), workloads.values)
+    metrics = Metrics(
+        node,
+        __version__,
+        declaration.devices,
+        machine.sample,
+        lambda: gpus.sample(real),
+        workloads.values,
+        lambda: session.round_trip_ms,
+    )
     began = time.monotonic()
     server = Server(records, secret, metrics.render, lambda: _health(agent, began))
     port = await _listen(server, settings)

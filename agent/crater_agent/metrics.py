@@ -27,9 +27,11 @@ class Metrics:
         machine: Callable[[], MachineSample],
         gpus: Callable[[], tuple[GpuSample, ...]],
         workloads: Callable[[], Iterable[Workload]],
+        round_trip_ms: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._node, self._version, self._devices = node, version, devices
         self._machine, self._gpus, self._workloads = machine, gpus, workloads
+        self._round_trip_ms = round_trip_ms
         self._registry = _prometheus.CollectorRegistry()
         self._registry.register(self)
         _prometheus.ProcessCollector(registry=self._registry)
@@ -44,6 +46,10 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         yield self._gauge("crater_agent_info", "What runs here", {"version": self._version}, 1)
         yield from self._of_machine(self._machine())
+        round_trip_ms = self._round_trip_ms()
+        if round_trip_ms is not None:
+            text = "Time that the last heartbeat took, there and back"
+            yield self._gauge("crater_node_scheduler_round_trip_seconds", text, {}, round_trip_ms / 1000)
         yield from self._of_gpus({sample.uuid: sample for sample in self._gpus()})
         yield from self._of_tasks([workload for workload in self._workloads() if workload.running])
 

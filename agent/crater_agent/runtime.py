@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from crater_agent import mounts, proctree
+from crater_agent import mounts, proctree, shim
 from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
 from crater_agent.cores import Cores
@@ -176,6 +176,9 @@ class ProcessRuntime:
             who = self.place.identity
             order |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         if binds:
+            if self.spawner.protocol < shim.PROTOCOL:
+                why = "its spawner is older than the agent and cannot mount; a new one starts when the last task here has ended"
+                raise RuntimeFailed(why, again=1)
             staging = self.records.directory(record.allocation) / "root"
             order["inside"] = mounts.order_of(binds, staging, self.place.scratch_root, record.scratch)
         # A template has given up the right to mount.

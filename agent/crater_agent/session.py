@@ -58,6 +58,8 @@ class Session:
         self.heard = Heard(renewed_ms=clock.monotonic_ms())
         self.on_change: Callable[[], None] = lambda: None
         self.contacted = asyncio.Event()
+        self.round_trip_ms: int | None = None
+        """Of the last heartbeat; None before the first."""
         self._runtime = runtime
         self._workloads = workloads
         self._clock = clock
@@ -172,6 +174,7 @@ class Session:
                 failures = await self._after_failure("sending a heartbeat", error, failures, sent_ms)
                 continue
             failures = 0
+            self.round_trip_ms = self._clock.monotonic_ms() - sent_ms
             if answer.term >= self.heard.term:
                 self._renewed(sent_ms)
             await asyncio.sleep(self.heard.interval_ms / 1000)

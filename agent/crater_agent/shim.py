@@ -30,7 +30,8 @@ from crater_agent import forked
 from crater_agent.guards import Guards
 from crater_agent.templates import TemplateFault, Templates
 
-PROTOCOL = 2
+PROTOCOL = 3
+"""3: orders may ask for mounts."""
 SOCKET = "shim.sock"
 IDLE_LIFE_S = 2.0
 """How long a spawner without agent and children waits before it ends."""

@@ -33,6 +33,8 @@ class Spawner:
         self._connected = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
         self.pid = 0
+        self.protocol = 0
+        """Of the living spawner, which may be older than this agent."""
         self._guards: dict[str, Message] = {}
         self.children: dict[str, int] = {}
         """What was running when we connected, by name."""
@@ -49,7 +51,7 @@ class Spawner:
             if not await self._open():
                 raise RuntimeFailed("the spawner does not answer on its socket", data_dir=str(self._data_dir))
         answer = await self.ask({"op": "hello"})
-        self.pid = int(answer["pid"])
+        self.pid, self.protocol = int(answer["pid"]), int(answer["protocol"])
         self.children = {child["id"]: child["pid"] for child in answer["children"]}
         for guard in self._guards.values():
             self._tell(guard)

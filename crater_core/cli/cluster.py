@@ -8,6 +8,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from crater_core.cli.doctor import doctor
 from crater_core.cli.session import FAILED, Json, client, note, option, out, print_json
 from crater_core.cli.show import NOTHING, ago, clean, facts, now_ms, print_or_say, share, short, size, size_of, status, table
 from crater_core.model.units import show_mib, show_milli
@@ -244,3 +245,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(nodes_app, name="node", hidden=True)
     app.command("pools", rich_help_panel="Cluster")(pools)
     app.command("health", rich_help_panel="Cluster")(health)
+    app.command("doctor", rich_help_panel="Cluster")(doctor)

@@ -57,7 +57,7 @@ class Cycle:
         self.memory = memory
         self.now_ms = now_ms
         held = memory.columns.held_in_all
-        self.ledger = Ledger(memory.columns)
+        self.ledger = Ledger(memory.columns, snapshot.revision)
         self.quotas = QuotaBook(snapshot.policies, held)
         self.shares = Shares(memory.columns, held, snapshot.settings, snapshot.past, now_ms)
         self.neighbours = Neighbours(snapshot)

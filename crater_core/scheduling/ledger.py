@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 from crater_core.model.allocation import DeviceGrant, Placement
 from crater_core.model.node import SharingMode
@@ -26,8 +27,9 @@ class Taken:
 class Ledger:
     """Takes room for placements on the columns. Everything it touches is read anew before the next decision."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, revision: int = 0) -> None:
         self.columns = columns
+        self._revision = revision
         self.taken: dict[int, list[Taken]] = defaultdict(list)
         """What was placed in this cycle, by row."""
         self._undo: list[Callable[[], None]] = []
@@ -43,7 +45,7 @@ class Ledger:
         """Place one member on a row that fits: choose devices and ports, and take them."""
         columns = self.columns
         chosen = choose_devices(fits, row) if fits.count else []
-        ports = self._free_ports(row, fits.shape.request.ports) if fits.shape.request.ports else ()
+        ports = self._free_ports(row, fits.shape.request.ports, task) if fits.shape.request.ports else ()
         serves = fits.user if fits.shape.user is not None else None
         users = [int(columns.user[row, slot]) for slot, _ in chosen] if serves is not None else []
         for column, need in fits.needs:
@@ -76,7 +78,10 @@ class Ledger:
         self._undo.append(undo)
         return Placement(task, member, columns.names[row], tuple(grant for _, grant in chosen), ports)
 
-    def _free_ports(self, row: int, count: int) -> tuple[int, ...]:
+    def _free_ports(self, row: int, count: int, task: str) -> tuple[int, ...]:
+        """Looked for from another place each time: one that a stranger on the node holds is not given again and again."""
         node, used = self.columns.nodes[row], self.columns.ports_used[row]
-        free = (port for port in range(node.port_first, node.port_first + node.port_count) if port not in used)
-        return tuple(port for port, _ in zip(free, range(count), strict=False))
+        start = crc32(f"{task} {self._revision}".encode()) % max(1, node.port_count)
+        turned = (node.port_first + (start + step) % node.port_count for step in range(node.port_count))
+        free = (port for port in turned if port not in used)
+        return tuple(sorted(port for port, _ in zip(free, range(count), strict=False)))

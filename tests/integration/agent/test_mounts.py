@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agent_harness import SchedulerStandIn, as_ordinary_user
+from agent_harness import SchedulerStandIn, as_ordinary_user, poll_until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 Mounts = list[dict[str, object]]
@@ -36,13 +36,14 @@ def data(place: Path) -> Path:
     return path
 
 
-def _mounted() -> list[str]:
-    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+def _mounted(place: Path) -> list[str]:
+    """What others mount meanwhile is not ours."""
+    paths = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [path for path in paths if path.startswith((f"/crater-test-{os.getpid()}", str(place)))]
 
 
 @as_root
 def test_data_appear_where_the_task_wants_them_and_the_node_keeps_no_trace(start, scheduler: SchedulerStandIn, data: Path):
-    before = _mounted(), os.listdir("/")  # noqa: PTH208
     agent = start(mount_roots=[str(data)], run_as="nobody")
     target = f"/crater-test-{os.getpid()}/deep/data"
     script = f"pwd; cat {target}/rows; touch {target}/new; ls /tmp > /dev/null && ls -d /bin; mkdir /x"
@@ -51,7 +52,8 @@ def test_data_appear_where_the_task_wants_them_and_the_node_keeps_no_trace(start
     assert f"{target}/new': Read-only file system" in err
     assert "/x’: Read-only" in err or "'/x': Read-only" in err
     agent.terminate()
-    assert (_mounted(), os.listdir("/")) == before  # noqa: PTH208
+    assert _mounted(data.parent) == []
+    assert not Path(f"/crater-test-{os.getpid()}").exists()
 
 
 @as_root
@@ -116,3 +118,38 @@ def test_without_rights_only_a_path_where_it_is_can_be_shown(start, scheduler: S
     assert _run(scheduler, "in-place", f"cat {data}/rows", [_mount(data, str(data))]) == ("1\n2\n", "")
     _, why = _run(scheduler, "elsewhere", "true", [_mount(data, "/crater-t")])
     assert why.startswith(f"{data} cannot be shown at /crater-t: this agent may not mount")
+
+
+@as_root
+def test_thirty_rounds_of_start_and_stop_leave_nothing_behind(start, scheduler: SchedulerStandIn, data: Path):
+    agent = start(mount_roots=[str(data)])
+    groups = lambda: [path for path in Path("/sys/fs/cgroup/memory").glob(f"**/{agent.group_name}/*/") if path.is_dir()]  # noqa: E731
+    for number in range(0, 30, 5):
+        names = [f"t{number + more}" for more in range(5)]
+        for name in names:
+            # Half of them end by themselves and leave a child, the others are stopped.
+            script = "setsid sleep 600 & " + ("true" if number % 2 else "sleep 600")
+            extra = {"mounts": [_mount(data, "/crater-t")], "disk_bytes": 10_000_000} if name in names[:2] else {}
+            scheduler.give(name, ["sh", "-c", script], grace_ms=100, **extra)
+        for name in names:
+            if number % 2 == 0:
+                scheduler.running(name)
+                scheduler.change(name, stop=True)
+        for name in names:
+            scheduler.final(name, 30)
+    folders = [agent.data_dir / name for name in ("allocations", "scratch", "scratch/.images")]
+    left = lambda: [path.name for folder in folders for path in folder.iterdir()]  # noqa: E731
+    poll_until(lambda: set(left()) <= {".images"}, what="every folder gone")
+    poll_until(lambda: len(groups()) <= 2, what="all cgroups gone but those that wait for the next tasks")
+    assert _mounted(data.parent) == []
+    marker = f"CRATER_SCRATCH_DIR={agent.data_dir}".encode()
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and marker in _environment(pid)]  # noqa: PTH208
+    assert agent.terminate() == 0
+    poll_until(lambda: not groups(), what="the cgroups that waited gone, too")
+
+
+def _environment(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""

@@ -103,6 +103,7 @@ def test_health_and_metrics_need_no_secret(start, scheduler: SchedulerStandIn):
     assert 'crater_gpu_memory_total_mib{gpu_type="test",index="0",node="n1",simulated="true",uuid="GPU-SIM-n1-0"} 8192.0' in text
     assert 'crater_task_memory_limit_bytes{allocation="a",name="name-a",node="n1",task="task-a"}' in text
     assert 'crater_node_tasks_running{node="n1"} 1.0' in text
+    assert 'crater_node_scheduler_round_trip_seconds{node="n1"} 0.' in text
 
 
 def test_a_replica_is_ready_when_it_answers_and_fails_when_it_stops_to(start, place, scheduler: SchedulerStandIn):

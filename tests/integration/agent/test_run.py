@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import pytest
@@ -107,6 +108,17 @@ def test_what_cannot_be_started_says_why(scheduler: SchedulerStandIn, fields, wh
     end = scheduler.final("a")
     assert (end.status.value, end.reason.code.value, end.reason.facts["retryable"]) == ("failed", "start_failed", 0)
     assert why in end.reason.facts["why"]
+
+
+def test_a_port_that_somebody_listens_on_is_refused_so_that_the_scheduler_gives_another(scheduler: SchedulerStandIn):
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = stranger.getsockname()[1]
+        scheduler.give("a", ["true"], ports=[port])
+        end = scheduler.final("a")
+    assert (end.reason.code.value, end.reason.facts["retryable"]) == ("start_failed", 1)
+    assert end.reason.facts["why"] == f"port {port} is in use by another program on this node"
 
 
 def test_a_cancelled_task_may_clean_up_in_its_grace(scheduler: SchedulerStandIn):

@@ -29,6 +29,7 @@ COMMANDS = (
             "cancel",
             "pools",
             "health",
+            "doctor",
             "usage",
             "events",
             "simulate",

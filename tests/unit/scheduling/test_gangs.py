@@ -50,7 +50,8 @@ def test_a_gang_larger_than_the_cluster_is_refused() -> None:
 
 def test_members_get_ports_of_their_own() -> None:
     plan = schedule(a_snapshot([a_node(port_first=500)], [a_task(members=2, ports=1)]), 0)
-    assert [placement.ports for placement in plan.placements] == [(500, 501), (502, 503)]
+    ports = [port for placement in plan.placements for port in placement.ports]
+    assert len(set(ports)) == len(ports) == 4
 
 
 def test_a_gang_starts_when_its_room_is_there() -> None:
