@@ -11,7 +11,21 @@ import typer
 import typer.main
 
 from crater_core import __version__
-from crater_core.cli import backup, cluster, events, history, logs, quotas, services, simulate, submit, tasks, usage, whatif
+from crater_core.cli import (
+    backup,
+    cluster,
+    events,
+    history,
+    logs,
+    quotas,
+    reservations,
+    services,
+    simulate,
+    submit,
+    tasks,
+    usage,
+    whatif,
+)
 from crater_core.cli.session import DENIED, FAILED, INTERRUPTED, MISSING, UNREACHABLE, USAGE, err, option, session
 from crater_core.errors import CraterError, Denied, InvalidRequest, NotFound, Unavailable
 
@@ -60,6 +74,7 @@ tasks.register(app)
 logs.register(app)
 cluster.register(app)
 quotas.register(app)
+reservations.register(app)
 services.register(app)
 usage.register(app)
 events.register(app)

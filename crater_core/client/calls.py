@@ -19,6 +19,7 @@ from crater_core.client.bodies import body_of, checked_header
 from crater_core.errors import InvalidRequest
 from crater_core.wire.arrays import ArraySubmission, ArrayView
 from crater_core.wire.nodes import NodePage, NodeView, PoolPage, PoolView, QuotaBody, QuotaPage, QuotaView
+from crater_core.wire.reservations import ReservationBody, ReservationPage, ReservationView
 from crater_core.wire.services import ServiceBody, ServicePage, ServiceView
 from crater_core.wire.tasks import EventPage, EventView, ExplanationView, TaskChanges, TaskPage, TaskSubmission, TaskView
 from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
@@ -285,6 +286,25 @@ def shares() -> Call[SharePage]:
 
 def usage(by: str, from_ms: int | None, to_ms: int | None) -> Call[UsageReport]:
     return _get("/v1/usage", UsageReport, _query(by=by, from_ms=from_ms, to_ms=to_ms))
+
+
+# Reservations
+
+
+def reservations() -> Call[list[ReservationView]]:
+    return Call("GET", "/v1/reservations", lambda answer: _view(ReservationPage)(answer).reservations)
+
+
+def reserve(body: ReservationBody | Mapping[str, Any]) -> Call[ReservationView]:
+    """With a name made here, so that a repeat is known for one."""
+    wanted = body_of(ReservationBody, body)
+    named = wanted.model_copy(update={"name": wanted.name or f"r{new_key()[:12]}"})
+    data = named.model_dump_json(exclude_none=True).encode()
+    return Call("POST", "/v1/reservations", _view(ReservationView), body=data)
+
+
+def cancel_reservation(name: str) -> Call[None]:
+    return Call("DELETE", f"/v1/reservations/{_part(name, 'name')}", lambda answer: None, gone_is_done=True)
 
 
 # Services

@@ -21,6 +21,7 @@ from crater_core.clock import SystemClock
 from crater_core.errors import CraterError
 from crater_core.wire.arrays import ArrayView
 from crater_core.wire.nodes import NodeView, PoolView, QuotaBody, QuotaView
+from crater_core.wire.reservations import ReservationBody, ReservationView
 from crater_core.wire.services import ServiceBody, ServiceView
 from crater_core.wire.tasks import EventView, ExplanationView, TaskChanges, TaskSubmission, TaskView
 from crater_core.wire.usage import Health, LeaderView, SharePage, UsageReport
@@ -241,6 +242,19 @@ class CraterClient:
     def usage(self, by: str = "project", from_ms: int | None = None, to_ms: int | None = None) -> UsageReport:
         """Hours held between two times, by project, user, quota_policy, node, task or name."""
         return self._send(calls.usage(by, from_ms, to_ms))
+
+    # Reservations
+
+    def reservations(self) -> list[ReservationView]:
+        """What is reserved, the next first."""
+        return self._send(calls.reservations())
+
+    def reserve(self, body: ReservationBody | Mapping[str, Any]) -> ReservationView:
+        """Reserve room for a project from one time to another. Raises ImpossibleRequest with the numbers."""
+        return self._send(calls.reserve(body))
+
+    def cancel_reservation(self, name: str) -> None:
+        self._send(calls.cancel_reservation(name))
 
     # Services
 

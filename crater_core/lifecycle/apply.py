@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crater_core.lifecycle import dependents, nodes, services, tasks
+from crater_core.lifecycle import dependents, nodes, reservations, services, tasks
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
 from crater_core.lifecycle.inputs import (
     CancelAsked,
@@ -17,6 +17,8 @@ from crater_core.lifecycle.inputs import (
     PolicyRemoved,
     PolicySet,
     Report,
+    ReservationCancelled,
+    ReservationMade,
     ServiceDeployed,
     ServiceRemoved,
     ServiceScaled,
@@ -66,6 +68,10 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
             return nodes.cordon(snapshot, happened, now_ms)
         case NodeDrained():
             return nodes.drain(snapshot, happened, now_ms)
+        case ReservationMade():
+            return reservations.make(snapshot, happened, now_ms)
+        case ReservationCancelled():
+            return reservations.cancel(snapshot, happened, now_ms)
         case PolicySet():
             return Changes((happened.policy,)) if snapshot.policies.get(happened.policy.name) != happened.policy else NO_CHANGES
         case PolicyRemoved():
@@ -77,7 +83,7 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
         case ServiceRemoved():
             return services.remove(snapshot, happened, now_ms)
         case Tick():
-            moved = services.reconcile(snapshot, iter(happened.task_ids), now_ms)
+            moved = services.reconcile(snapshot, iter(happened.task_ids), now_ms) + reservations.expire(snapshot, now_ms)
             return moved + nodes.past_deadline(snapshot, {put.id for put in moved.puts if isinstance(put, Task)}, now_ms)
 
 

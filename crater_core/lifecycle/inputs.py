@@ -9,6 +9,7 @@ from crater_core.model.node import Node
 from crater_core.model.plan import Plan
 from crater_core.model.quota import QuotaPolicy
 from crater_core.model.reason import Reason
+from crater_core.model.reservation import Reservation
 from crater_core.model.task import TaskSpec
 
 
@@ -96,6 +97,19 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationMade:
+    """With its parts: see `find_parts`."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationCancelled:
+    name: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySet:
     policy: QuotaPolicy
 
@@ -145,6 +159,8 @@ Input = (
     | NodeCordoned
     | NodeDrained
     | Report
+    | ReservationMade
+    | ReservationCancelled
     | PolicySet
     | PolicyRemoved
     | ServiceDeployed

@@ -59,6 +59,8 @@ def place(snapshot: Snapshot, planned: Planned, now_ms: int) -> Changes:
         reason = Reason.of(ReasonCode.PREEMPTED, by=preemption.preemptor)
         if preemption.policy:
             reason = Reason.of(ReasonCode.RECLAIMED, by=preemption.preemptor, policy=preemption.policy)
+        elif preemption.reservation:
+            reason = Reason.of(ReasonCode.GAVE_WAY, by=preemption.preemptor, reservation=preemption.reservation)
         parts.append(stop_allocation(snapshot, victim, reason, now_ms, "preempting"))
     for task_id, reason in (plan.waiting if plan.news is None else plan.news).items():
         task = snapshot.tasks[task_id]

@@ -11,13 +11,14 @@ from crater_core.model.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Stop the allocation `victim` to make room for the task `preemptor`: a more important one, or one within what `policy`
-    is guaranteed and had lent.
+    """Stop the allocation `victim` to make room for the task `preemptor`: a more important one, one within what `policy` is
+    guaranteed and had lent, or one of the project that holds `reservation`.
     """
 
     victim: str
     preemptor: str
     policy: str = ""
+    reservation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

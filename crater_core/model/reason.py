@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     LARGER_THAN_ANY_NODE = "larger_than_any_node"
     LARGER_THAN_CLUSTER = "larger_than_cluster"
     LARGER_THAN_QUOTA = "larger_than_quota"
+    CANNOT_RESERVE = "cannot_reserve"
     # Waiting, most useful to the person first.
     QUOTA_USED_UP = "quota_used_up"
     KEPT_FOR_GUARANTEE = "kept_for_guarantee"
@@ -36,6 +37,7 @@ class ReasonCode(StrEnum):
     ARRAY_LIMIT = "array_limit"
     WAITING_FOR_GANG = "waiting_for_gang"
     KEPT_APART = "kept_apart"
+    RESERVED = "reserved"
     HELD_FOR_ANOTHER = "held_for_another"
     BACKOFF = "backoff"
     NOT_YET_LOOKED_AT = "not_yet_looked_at"
@@ -72,6 +74,7 @@ class ReasonCode(StrEnum):
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     RECLAIMED = "reclaimed"
+    GAVE_WAY = "gave_way"
     DRAINED = "drained"
     START_FAILED = "start_failed"
     EXIT_UNKNOWN = "exit_unknown"
@@ -82,7 +85,7 @@ class ReasonCode(StrEnum):
     DEPENDENCY_FAILED = "dependency_failed"
 
 
-TAKEN_FOR_ANOTHER = frozenset({ReasonCode.PREEMPTED, ReasonCode.RECLAIMED})
+TAKEN_FOR_ANOTHER = frozenset({ReasonCode.PREEMPTED, ReasonCode.RECLAIMED, ReasonCode.GAVE_WAY})
 """Stopped for the task that the fact `by` names."""
 ROOM_WANTED_BACK = TAKEN_FOR_ANOTHER | {ReasonCode.DRAINED}
 """An attempt that ended so was not its task's doing: the task goes back to the queue, and has used up no retry."""
@@ -160,6 +163,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     "the largest node ({node}) has {largest}.",
     _C.LARGER_THAN_CLUSTER: "It asks for {members} members, all nodes together could run {largest} at most.",
     _C.LARGER_THAN_QUOTA: "It asks for {wanted} {resource}, more than the whole limit of quota policy {policy} ({limit}).",
+    _C.CANNOT_RESERVE: "It asks for {wanted} {resource}; {largest} can be reserved for that time ({kept} are reserved already).",
     _C.QUOTA_USED_UP: "Quota policy {policy} allows {limit} {resource}; {used} are in use and this asks for {wanted}.",
     _C.KEPT_FOR_GUARANTEE: "{free} {resource} are free, of which {kept} are kept for what is guaranteed to {policy}; "
     "this asks for {wanted}.",
@@ -175,6 +179,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.ARRAY_LIMIT: "Of its array {running} run already, the most that may at one time ({limit}).",
     _C.WAITING_FOR_GANG: "{placed} of {members} members would fit; a gang starts whole or not at all.",
     _C.KEPT_APART: "{nodes} node(s) have room, but each runs {whom} already, and they are to be kept apart.",
+    _C.RESERVED: "The free room is reserved for project {project} for the next {wait_ms} (reservation {reservation}).",
     _C.HELD_FOR_ANOTHER: "The free room is kept for {holder}, which is ahead in the queue.",
     _C.BACKOFF: "The next try comes in {wait_ms}; the last one ended: {why}.",
     _C.NOT_YET_LOOKED_AT: "The scheduler has not looked at it yet.",
@@ -207,6 +212,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.CANCELLED: "It was cancelled by {by}{why}.",
     _C.PREEMPTED: "It made room for {by}, which has a higher priority.",
     _C.DRAINED: "The node {node} was drained by {by}{why}.",
+    _C.GAVE_WAY: "It made room for {by}, for whose project the node is reserved ({reservation}).",
     _C.RECLAIMED: "It made room for {by}: quota policy {policy} took back what it had lent.",
     _C.START_FAILED: "It could not be started on {node}: {why}.",
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
@@ -226,6 +232,8 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.LARGER_THAN_QUOTA: "Ask for less, or have an administrator raise the policy's limit.",
     _C.QUOTA_USED_UP: "Wait for a task under this policy to end; `crater quotas` shows who uses it.",
     _C.KEPT_FOR_GUARANTEE: "Wait, or have an administrator let the policy lend what it does not use (`crater quotas`).",
+    _C.RESERVED: "Wait, or give it a time_limit that ends before the reservation begins; `crater reservations` shows them.",
+    _C.CANNOT_RESERVE: "Ask for less or for another time; `crater reservations` shows what is reserved.",
     _C.NO_NODE_READY: "Start an agent, or look at `crater nodes` for lost and cordoned ones.",
     _C.LABELS_MISMATCH: "Change the label selector, or label a node in its agent.yaml; `crater nodes` shows the labels.",
     _C.GPU_TYPE_MISSING: "Name a type that is present, or leave the type open.",

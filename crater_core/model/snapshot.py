@@ -15,12 +15,13 @@ from crater_core.model.node import Node
 from crater_core.model.past import PastUse
 from crater_core.model.prices import PriceTable
 from crater_core.model.quota import QuotaPolicy
+from crater_core.model.reservation import Reservation
 from crater_core.model.resources import TypicalRequest
 from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskStatus
 
-Entity = Node | Task | Allocation | QuotaPolicy | Service | PastUse
+Entity = Node | Task | Allocation | QuotaPolicy | Service | PastUse | Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Snapshot:
     services: dict[str, Service] = field(default_factory=lambda: {})
     prices: PriceTable | None = None
     """What free room is worth, as far as that has been worked out: its owner puts another in its place between decisions."""
+    reservations: dict[str, Reservation] = field(default_factory=lambda: {})
     past: dict[str, PastUse] = field(default_factory=lambda: {})
     """By project."""
     run_times: RunTimes = field(default_factory=RunTimes)
@@ -111,6 +113,8 @@ class Snapshot:
                     self.policies[entity.name] = entity
                 case Service():
                     self.services[entity.name] = entity
+                case Reservation():
+                    self.reservations[entity.name] = entity
                 case PastUse():
                     self.past[entity.name] = entity
         for kind, name in removed:
@@ -176,6 +180,8 @@ class Snapshot:
             self.policies.pop(name, None)
         elif kind is Service:
             self.services.pop(name, None)
+        elif kind is Reservation:
+            self.reservations.pop(name, None)
 
     def _forget_links(self, task: Task) -> None:
         """The task is gone: whoever comes after it, or after the whole array of which it was the last, is to be looked at."""
@@ -216,7 +222,7 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
     )
     for entities in (
         *(snapshot.nodes, snapshot.policies, snapshot.services),
-        *(snapshot.past, snapshot.tasks, snapshot.allocations),
+        *(snapshot.past, snapshot.reservations, snapshot.tasks, snapshot.allocations),
     ):
         twin.advance(entities.values())
     return twin

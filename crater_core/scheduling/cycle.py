@@ -26,6 +26,7 @@ from crater_core.scheduling.order import Order, Ranks
 from crater_core.scheduling.preemption import ByGuarantee, ByPriority, Right, Wanted, choose_victims
 from crater_core.scheduling.queue import Lane, Place
 from crater_core.scheduling.quotas import QuotaBook, listed
+from crater_core.scheduling.reserving import ByReservation, Reserved
 from crater_core.scheduling.spread import Neighbours
 from crater_core.scheduling.strategies import STRATEGIES
 from crater_core.scheduling.waiting import Waiting, backing_off
@@ -35,8 +36,12 @@ _FOR_WANT_OF_ROOM = {
     ReasonCode.FRAGMENTED,
     ReasonCode.MPS_USER,
     ReasonCode.HELD_FOR_ANOTHER,
+    ReasonCode.RESERVED,
     ReasonCode.WAITING_FOR_GANG,
 }
+
+OWN_ROOM = 1 << 40
+"""Added to the score of a row that is reserved for the task's project: more than anything else gives or takes."""
 
 
 def schedule(snapshot: Snapshot, now_ms: int) -> Plan:
@@ -62,7 +67,8 @@ class Cycle:
         self.shares = Shares(memory.columns, held, snapshot.settings, snapshot.past, now_ms)
         self.neighbours = Neighbours(snapshot)
         self.guarantees = Guarantees(snapshot, self.quotas, memory.columns)
-        self.keeping = Keeping(snapshot, memory, self.ledger, now_ms)
+        self.reserved = Reserved(snapshot, memory.columns, self.ledger, now_ms)
+        self.keeping = Keeping(snapshot, memory, self.ledger, self.reserved, now_ms)
         self.placements: list[Placement] = []
         self.preemptions: list[Preemption] = []
         self.waiting = Waiting(memory.queue.held_now())
@@ -111,11 +117,11 @@ class Cycle:
         mark, first = self.ledger.mark(), len(self.placements)
         ending = expected_end(self.now_ms, lane.limit_ms, lane.foretold_ms)
         for member in range(most):
-            row, holder = self._find(lane, fits, task, first, ending)
+            row, bars = self._find(lane, fits, task, first, ending)
             if row < 0:
                 if member >= lane.fewest:
                     break
-                reason = self._why(lane, fits, first, holder)
+                reason = self._why(lane, fits, first, bars)
                 self._undo(mark, first)
                 return reason
             self.placements.append(self.ledger.take(fits, row, task, member, ending))
@@ -139,24 +145,27 @@ class Cycle:
             allowed, too_many = (middle, too_many) if refusal(middle) is None else (allowed, middle)
         return allowed
 
-    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ending: Ending | None) -> tuple[int, str | None]:
-        """The best row that the task may have, or -1 with whoever keeps the rows on which it would fit."""
+    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ending: Ending | None) -> tuple[int, Reason | None]:
+        """The best row that the task may have, or -1 with what keeps it off the rows on which it would fit."""
         row = fits.best()
-        if row < 0 or (lane.apart is None and row not in self.keeping.rows):
+        mine = self.reserved.rows_now_of(lane.project) if self.reserved.rows else []
+        if row < 0 or (lane.apart is None and not mine and row not in self.keeping.rows and row not in self.reserved.rows):
             return row, None
         score = fits.score.copy() if lane.apart is None else self.neighbours.score(fits, lane.apart, self.placements, first)
-        holder: str | None = None
+        for row in mine:  # What is reserved for the project is used before what all may use.
+            score[row] += OWN_ROOM if score[row] > NEVER else 0
+        first_bar: Reason | None = None
         while True:
             row = int(score.argmax())
             if score[row] <= NEVER:
-                return -1, holder
-            bars = self.keeping.holder_that_bars(fits, row, task, ending)
+                return -1, first_bar
+            bars = self.keeping.why_barred(fits, row, task, lane.project, ending)
             if bars is None:
                 return row, None
-            holder = holder or bars
+            first_bar = first_bar or bars
             score[row] = NEVER
 
-    def _why(self, lane: Lane, fits: Fits, first: int, holder: str | None) -> Reason:
+    def _why(self, lane: Lane, fits: Fits, first: int, bars: Reason | None) -> Reason:
         placed = len(self.placements) - first
         if placed:
             return Reason.of(ReasonCode.WAITING_FOR_GANG, placed=placed, members=lane.fewest)
@@ -164,8 +173,8 @@ class Cycle:
             apart = self.neighbours.why_none(fits, lane.apart, self.placements, first)
             if apart is not None:
                 return apart
-        if holder is not None:
-            return Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=holder)
+        if bars is not None:
+            return bars
         reason = self._full.get(id(fits))
         if reason is None:
             reason = self._full[id(fits)] = why_nothing_fits(self.snapshot, fits)
@@ -209,7 +218,7 @@ class Cycle:
         """Room and quota only shrink within a cycle: what holds for the first of a lane holds for those behind it."""
         queued_at_ms, task = lane.places[start]
         if reason.code in _FOR_WANT_OF_ROOM and not lane.control and self.snapshot.settings.passing == "backfill":
-            self.keeping.reserve(self._fits_of(lane), task, lane.fewest, self.now_ms - queued_at_ms)
+            self.keeping.reserve(self._fits_of(lane), task, lane.project, lane.fewest, self.now_ms - queued_at_ms)
         self._wait(lane, start, reason)
 
     def _wait(self, lane: Lane, start: int, reason: Reason) -> None:
@@ -242,13 +251,16 @@ class Cycle:
         lender = self.guarantees.lender(lane.project, lane.quota_policy, [lane.fewest * want for want in fits.wanted])
         if lender is not None and self._stop_for(lane, fits, task, ByGuarantee(lender, self.guarantees), lender):
             return True
+        mine = tuple(self.reserved.rows_now_of(lane.project)) if self.reserved.rows else ()
+        if mine and self._stop_for(lane, fits, task, ByReservation(lane.project, mine)):
+            return True
         if lane.shape.strategy != "preemptive":
             return False
         own = tuple(policy.name for policy in self.quotas.policies_for(lane.project, lane.quota_policy))
         return self._stop_for(lane, fits, task, ByPriority(lane.priority, own, self.guarantees))
 
     def _stop_for(self, lane: Lane, fits: Fits, task: str, right: Right, policy: str = "") -> bool:
-        barred, alone = set(self.keeping.rows), False
+        barred, alone = self.keeping.barred(lane.project), False
         if lane.apart is not None:
             barred |= self.neighbours.barred(fits, lane.apart, self.placements, len(self.placements))
             alone = lane.apart.members is Apart.REQUIRE
@@ -257,7 +269,8 @@ class Cycle:
         if victims is None:
             return False
         stopped = [id for victim in victims.tasks for id in sorted(self.snapshot.by_task[victim])]
-        self.preemptions += [Preemption(id, task, policy) for id in stopped]
+        reservation = self.reserved.name_of(lane.project) if isinstance(right, ByReservation) else ""
+        self.preemptions += [Preemption(id, task, policy, reservation) for id in stopped]
         self.guarantees.stop(victims.tasks)
         self._stopped.update(victims.tasks)
         self.keeping.keep_all(victims.rows, task)
@@ -270,6 +283,8 @@ class Cycle:
         """Room that is being made counts as used, so that a quota is not passed once it is there."""
         wanted = [lane.fewest * want for want in self._fits_of(lane).wanted]
         self.quotas.take(lane.project, lane.user, lane.quota_policy, wanted)
+        if lane.array is not None:
+            self._started[lane.array.id] += 1
 
     def _preemptors_first(self) -> None:
         """Room that victims leave belongs to the task they were stopped for, until it has been placed."""

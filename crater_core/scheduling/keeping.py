@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.columns import IntArray
@@ -15,6 +16,7 @@ from crater_core.scheduling.fits import TOO_MUCH, Fits
 from crater_core.scheduling.forecast import UNKNOWN, ready_at
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory
+from crater_core.scheduling.reserving import Reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Keep:
 class Keeping:
     """Rows that are kept in this cycle, and for whom."""
 
-    def __init__(self, snapshot: Snapshot, memory: Memory, ledger: Ledger, now_ms: int) -> None:
+    def __init__(self, snapshot: Snapshot, memory: Memory, ledger: Ledger, reserved: Reserved, now_ms: int) -> None:
+        self._reserved = reserved
         self._snapshot = snapshot
         self._memory = memory
         self._ledger = ledger
@@ -51,7 +54,11 @@ class Keeping:
     def release(self, holder: str) -> None:
         self.rows = {row: keep for row, keep in self.rows.items() if keep.holder != holder}
 
-    def reserve(self, fits: Fits, task: str, members: int, waited_ms: int) -> None:
+    def barred(self, project: str) -> set[int]:
+        """Rows that no task of the project may have emptied for it: kept, or reserved by others."""
+        return {*self.rows, *self._reserved.rows_of_others(project)} if self._reserved.rows else set(self.rows)
+
+    def reserve(self, fits: Fits, task: str, project: str, members: int, waited_ms: int) -> None:
         """Keep room for a blocked task.
 
         The node on which it can start first, when that can be foretold: others may use it if they are gone by then. Once it has
@@ -66,21 +73,22 @@ class Keeping:
         held_long = waited_ms >= settings.hold_after_ms
         if members == 1:
             ready = self._memory.forecast(fits, held_long).refresh(self._snapshot, self._ledger, self._now_ms).copy()
-            ready[list(self.rows)] = UNKNOWN
+            ready[list(self.barred(project))] = UNKNOWN
             row = int(ready.argmin()) if len(ready) else 0
             if len(ready) and ready[row] < UNKNOWN:
                 self.rows[row] = Keep(task, fits, int(ready[row]), held_long)
                 self.reservations += 1
                 return
         if held_long:
-            self.reservations += self._hold(fits, task, members)
+            self.reservations += self._hold(fits, task, project, members)
 
-    def _hold(self, fits: Fits, task: str, members: int) -> bool:
+    def _hold(self, fits: Fits, task: str, project: str, members: int) -> bool:
         """Enough nodes for all members, were they empty."""
+        barred = self.barred(project)
         held: list[int] = []
         copies = 0
         for row in self._oldest_first(fits):
-            if row in self.rows:
+            if row in barred:
                 continue
             here = copies_on_empty(fits.shape, fits.columns.nodes[row])
             if here:
@@ -99,17 +107,21 @@ class Keeping:
         rows: list[int] = eligible[np.argsort(columns.newest[eligible], kind="stable")].tolist()
         return rows
 
-    def holder_that_bars(self, fits: Fits, row: int, task: str, ending: Ending | None) -> str | None:
-        """Who keeps the task off this row, on which it fits; None when it may have it."""
-        keep = self.rows.get(row)
-        if keep is None or keep.holder == task or fits.shape.control:
+    def why_barred(self, fits: Fits, row: int, task: str, project: str, ending: Ending | None) -> Reason | None:
+        """What keeps the task off this row, on which it fits; None when it may have it."""
+        if fits.shape.control:
             return None
+        reserved = self._reserved.why_barred(fits, row, project, ending) if row in self._reserved.rows else None
+        keep = self.rows.get(row)
+        if reserved is not None or keep is None or keep.holder == task:
+            return reserved
+        held = Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder=keep.holder)
         if keep.fits is None:
-            return keep.holder
+            return held
         if ending is not None and ending.at_ms <= keep.until_ms and (ending.sure or not keep.sure_only):
             return None
         mark = self._ledger.mark()
         self._ledger.take(fits, row, task, 0, ending)
         ready, _ = ready_at(self._snapshot, keep.fits, row, self._ledger, self._now_ms, keep.sure_only)
         self._ledger.rollback(mark)
-        return None if ready <= keep.until_ms else keep.holder
+        return None if ready <= keep.until_ms else held

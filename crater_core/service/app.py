@@ -27,6 +27,7 @@ from crater_core.service.routes_arrays import ArrayRoutes
 from crater_core.service.routes_backup import BackupRoutes
 from crater_core.service.routes_cluster import ClusterRoutes
 from crater_core.service.routes_logs import LogRoutes
+from crater_core.service.routes_reservations import ReservationRoutes
 from crater_core.service.routes_services import ServiceRoutes
 from crater_core.service.routes_tasks import TaskRoutes
 from crater_core.service.routes_watch import WatchRoutes
@@ -63,6 +64,7 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
         LogRoutes(hub),
         ClusterRoutes(hub),
         ServiceRoutes(hub),
+        ReservationRoutes(hub),
         BackupRoutes(hub),
         ConsolePage(),
     )

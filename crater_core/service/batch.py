@@ -8,6 +8,7 @@ from crater_core.model.history import Event
 from crater_core.model.node import Node
 from crater_core.model.past import PastUse
 from crater_core.model.quota import QuotaPolicy
+from crater_core.model.reservation import Reservation
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Entity, Snapshot
 from crater_core.model.task import Task, TaskStatus
@@ -58,7 +59,7 @@ class Batch:
                 self.touches_services = True
             case Node():
                 self.makes_room = self.touches_services = True
-            case QuotaPolicy():
+            case QuotaPolicy() | Reservation():
                 self.makes_room = True
             case PastUse():
                 pass

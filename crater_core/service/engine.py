@@ -16,6 +16,7 @@ from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, TaskSubmitted, Tick
 from crater_core.model.node import Node
 from crater_core.model.prices import PriceTable
+from crater_core.model.reservation import Reservation
 from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot, copy_of
@@ -195,6 +196,8 @@ class Engine:
                 self._later(not_before_ms - now_ms, self.want_cycle)
         for node in self.shown.snapshot.nodes.values():
             self._remember_drain(node, now_ms)
+        for reservation in self.shown.snapshot.reservations.values():
+            self._remember_reservation(reservation, now_ms)
         self.want_services()
 
     async def stop(self) -> None:
@@ -442,6 +445,12 @@ class Engine:
                 self._later(entity.retry_at_ms - now_ms, self.want_services)
             elif isinstance(entity, Node):
                 self._remember_drain(entity, now_ms)
+            elif isinstance(entity, Reservation):
+                self._remember_reservation(entity, now_ms)
+
+    def _remember_reservation(self, reservation: Reservation, now_ms: int) -> None:
+        self._later(reservation.from_ms - now_ms, self.want_cycle)
+        self._later(reservation.to_ms - now_ms, self.want_services)
 
     def _remember_drain(self, node: Node, now_ms: int) -> None:
         if node.drain is not None and node.drain.deadline_ms is not None:

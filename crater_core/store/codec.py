@@ -12,18 +12,34 @@ from crater_core.model.history import Event
 from crater_core.model.node import Node
 from crater_core.model.past import PastUse
 from crater_core.model.quota import QuotaPolicy
+from crater_core.model.reservation import Reservation
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskSpec
 from crater_core.model.usage import UsageRecord
 
-Value = TypeVar("Value", Task, Allocation, Node, QuotaPolicy, Service, PastUse, Event, UsageRecord, TaskSpec)
+Value = TypeVar(
+    "Value",
+    Task,
+    Allocation,
+    Node,
+    QuotaPolicy,
+    Service,
+    PastUse,
+    Reservation,
+    Event,
+    UsageRecord,
+    TaskSpec,
+)
 
 _ADAPTERS: dict[type[object], TypeAdapter[object]] = {
-    kind: TypeAdapter(kind) for kind in (Task, Allocation, Node, QuotaPolicy, Service, PastUse, Event, UsageRecord, TaskSpec)
+    kind: TypeAdapter(kind)
+    for kind in (Task, Allocation, Node, QuotaPolicy, Service, PastUse, Reservation, Event, UsageRecord, TaskSpec)
 }
 
 
-def encode(value: Task | Allocation | Node | QuotaPolicy | Service | PastUse | Event | UsageRecord | TaskSpec) -> bytes:
+def encode(
+    value: Task | Allocation | Node | QuotaPolicy | Service | PastUse | Reservation | Event | UsageRecord | TaskSpec,
+) -> bytes:
     return _ADAPTERS[type(value)].dump_json(value)
 
 

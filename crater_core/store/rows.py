@@ -15,6 +15,7 @@ from crater_core.model.history import Event
 from crater_core.model.node import Node
 from crater_core.model.past import PastUse
 from crater_core.model.quota import QuotaPolicy
+from crater_core.model.reservation import Reservation
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Entity
 from crater_core.model.task import Task, TaskStatus
@@ -22,8 +23,8 @@ from crater_core.model.usage import UsageRecord
 from crater_core.store.codec import decode, encode
 from crater_core.store.protocol import Commit, SubmitKey
 
-_Object = type[Node] | type[QuotaPolicy] | type[Service] | type[PastUse]
-KINDS: dict[str, _Object] = {"node": Node, "policy": QuotaPolicy, "service": Service, "past": PastUse}
+_Object = type[Node] | type[QuotaPolicy] | type[Service] | type[PastUse] | type[Reservation]
+KINDS: dict[str, _Object] = {"node": Node, "policy": QuotaPolicy, "service": Service, "past": PastUse, "reservation": Reservation}
 _KIND_NAMES: dict[type[Entity], str] = {kind: name for name, kind in KINDS.items()}
 _MAY_BE_NEW = (TaskStatus.QUEUED, TaskStatus.ALLOCATED, TaskStatus.CANCELLED)
 """What a task can have become by the end of the commit that submits it."""

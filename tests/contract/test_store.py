@@ -15,6 +15,7 @@ from crater_core.model.history import Event
 from crater_core.model.node import Node
 from crater_core.model.past import PastUse
 from crater_core.model.quota import Limits, QuotaPolicy
+from crater_core.model.reservation import Reservation, ReservedPart
 from crater_core.model.resources import Amounts
 from crater_core.model.service import Service
 from crater_core.model.task import Task, TaskSpec, TaskStatus
@@ -78,6 +79,7 @@ def test_what_is_committed_is_loaded(store: Store) -> None:
         Node("n1"),
         QuotaPolicy("q", limits=Limits(gpu_milli=4000)),
         Service("s", TaskSpec("s"), 2),
+        Reservation("r1", "vision", 5, 9, 2, parts=(ReservedPart("n1", 2),)),
         PastUse("vision", 7, (1.5, -2.25, 1 / 3, 0.0)),
         a_task(),
         an_allocation(),

@@ -269,3 +269,17 @@ def test_an_array_is_submitted_waited_for_and_shown_as_one(crater, world):
     code, _, err = crater("submit", *SMALL, "--after", array, "true")
     assert code == 2
     assert "and was to start when that had succeeded, but it has failed." in err
+
+
+def test_room_is_reserved_shown_and_given_up(crater):
+    code, _, err = crater("reserve", "--project", "vision", "--gpus", "999", "--for", "1h")
+    assert (code, "It asks for 999 GPU" in err) == (2, True)
+    assert (
+        crater("reserve", "--project", "vision", "--cpu", "0.1", "--for", "1h", "--from", "2999-01-01", "--name", "night")[0] == 0
+    )
+    assert "night" in crater("reservations")[1]
+    assert json.loads(crater("reservations", "--json")[1])[0]["parts"][0]["node"] == "n1"
+    assert crater("reserve", "--project", "vision", "--cpu", "1", "--for", "1h", "--name", "night")[0] == 1
+    assert crater("unreserve", "night")[0] == 0
+    assert crater("unreserve", "night")[0] == 3
+    assert crater("reserve", "--project", "vision", "--cpu", "1", "--from", "soon")[0] == 2

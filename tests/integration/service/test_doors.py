@@ -39,6 +39,8 @@ MATRIX: list[tuple[str, str, Any, dict[str, int]]] = [
     ("GET", "/v1/nodes", None, {"admin": 200, "submitter": 200, "narrow": 200, "viewer": 200, "agent": 403}),
     ("POST", "/v1/nodes/n/cordon", None, {"admin": 404, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
     ("POST", "/v1/nodes/n/drain", {}, {"admin": 404, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
+    ("GET", "/v1/reservations", None, {"admin": 200, "submitter": 200, "narrow": 200, "viewer": 200, "agent": 403}),
+    ("DELETE", "/v1/reservations/r", None, {"admin": 404, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
     ("PUT", "/v1/quotas/q", {}, {"admin": 200, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
     ("DELETE", "/v1/quotas/nope", None, {"admin": 404, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
     ("PUT", "/v1/services/web", SERVICE, {"admin": 201, "submitter": 200, "narrow": 403, "viewer": 403, "agent": 403}),

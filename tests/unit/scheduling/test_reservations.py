@@ -1,0 +1,126 @@
+"""Advance reservations: chosen with numbers, and seen by every strategy before and in their time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import a_node, a_snapshot, a_task, commit
+
+from crater_core.lifecycle import apply
+from crater_core.lifecycle.inputs import Planned, ReservationCancelled, ReservationMade, Tick
+from crater_core.model.quota import Limits, QuotaPolicy
+from crater_core.model.reason import Reason, ReasonCode, sentence
+from crater_core.model.reservation import Reservation, ReservedPart
+from crater_core.model.snapshot import Snapshot
+from crater_core.scheduling import STRATEGIES, find_parts, schedule
+
+HOUR_MS = 3_600_000
+
+
+def a_reservation(name: str = "r1", project: str = "ml", gpus: int = 2, from_ms: int = HOUR_MS, **more: Any) -> Reservation:
+    return Reservation(name, project, from_ms, more.pop("to_ms", from_ms + HOUR_MS), gpus, **more)
+
+
+def reserved(snapshot: Snapshot, *wanted: Reservation) -> Snapshot:
+    for one in wanted:
+        parts = find_parts(snapshot, one)
+        assert not isinstance(parts, Reason), sentence(parts)
+        made = ReservationMade(Reservation(**{**{f: getattr(one, f) for f in one.__slots__}, "parts": parts}))
+        snapshot.advance(apply(snapshot, made, 0).puts)
+    return snapshot
+
+
+def gpu_task(id: str = "t1", gpus: int = 1, **more: Any) -> Any:
+    return a_task(id, gpu=1000 * gpus, cpu=0, memory_gib=0, **more)
+
+
+def placed(snapshot: Snapshot, now_ms: int) -> dict[str, str]:
+    return {placement.task: placement.node for placement in schedule(snapshot, now_ms).placements}
+
+
+def test_the_parts_are_on_as_few_nodes_as_will_be_empty() -> None:
+    snapshot = a_snapshot([a_node("a", gpus=4), a_node("b", gpus=2), a_node("c", gpus=4)], [gpu_task("runs", 3)])
+    commit(snapshot, schedule(snapshot, 0))
+    busy = next(iter(snapshot.allocations.values())).node
+    parts = find_parts(snapshot, a_reservation(gpus=4, cpu_milli=4000))
+    assert isinstance(parts, tuple)
+    assert [(part.gpus, part.cpu_milli) for part in parts] == [(4, 4000)]
+    assert parts[0].node != busy
+
+
+def test_what_cannot_be_reserved_is_refused_with_the_numbers() -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=4), a_node("b", gpus=2, labels={"rack": "1"})]), a_reservation(gpus=3))
+    reason = find_parts(snapshot, a_reservation("r2", gpus=4))
+    assert reason == Reason(ReasonCode.CANNOT_RESERVE, {"resource": "gpu", "wanted": 4000, "largest": 3000, "kept": 3000})
+    assert isinstance(find_parts(snapshot, a_reservation("r2", gpus=6, from_ms=2 * HOUR_MS)), tuple), "another time"
+    assert isinstance(find_parts(snapshot, a_reservation("r2", gpus=1, gpu_types=("h100",))), Reason)
+    assert find_parts(snapshot, a_reservation("r2", gpus=2, node_labels={"rack": "1"})) == (ReservedPart("b", 2),)
+
+
+def test_a_reservation_above_the_projects_quota_is_refused() -> None:
+    snapshot = a_snapshot([a_node(gpus=4)], (), [QuotaPolicy("q", ("ml",), Limits(gpu_milli=2000))])
+    reason = find_parts(snapshot, a_reservation(gpus=3))
+    assert isinstance(reason, Reason)
+    assert reason.code is ReasonCode.LARGER_THAN_QUOTA
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_before_its_time_only_what_will_have_ended_may_use_the_room(strategy: str) -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=2)]), a_reservation(gpus=2))
+    snapshot.advance([gpu_task("long", time_limit_ms=HOUR_MS + 1, strategy=strategy), gpu_task("open", strategy=strategy)])
+    plan = schedule(snapshot, 0)
+    assert plan.placements == ()
+    assert plan.waiting["open"].code is ReasonCode.RESERVED
+    assert "reserved for project ml" in sentence(plan.waiting["open"])
+    snapshot.advance([gpu_task("short", time_limit_ms=HOUR_MS, strategy=strategy)])
+    assert placed(snapshot, 0) == {"short": "a"}
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_in_its_time_only_its_project_uses_the_room_and_then_all_may(strategy: str) -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=2), a_node("b", gpus=1)]), a_reservation(gpus=2))
+    snapshot.advance([gpu_task(f"other{i}", at_ms=i, time_limit_ms=1000, strategy=strategy) for i in range(3)])
+    snapshot.advance([gpu_task("mine", project="ml", at_ms=9, strategy=strategy)])
+    during = placed(snapshot, HOUR_MS)
+    assert during.pop("mine") == "a", "what is reserved is used first"
+    assert list(during.values()) == ["b"]
+    assert len(placed(snapshot, 2 * HOUR_MS)) == 3
+
+
+def test_room_beside_the_reserved_part_stays_open() -> None:
+    snapshot = reserved(a_snapshot([a_node("a", cpu=8, gpus=4)]), a_reservation(gpus=2, cpu_milli=4000))
+    snapshot.advance([gpu_task(f"t{i}", at_ms=i) for i in range(3)] + [a_task(f"c{i}", cpu=3000, at_ms=5 + i) for i in range(2)])
+    assert sorted(placed(snapshot, 0)) == ["c0", "t0", "t1"]
+
+
+def test_what_the_project_runs_already_counts_as_its_part() -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=4)]), a_reservation(gpus=2))
+    snapshot.advance([gpu_task("mine", 2, project="ml")])
+    commit(snapshot, schedule(snapshot, 0))
+    snapshot.advance([gpu_task("other", 2)])
+    assert placed(snapshot, 1) == {"other": "a"}
+
+
+def test_whoever_is_still_there_makes_room_when_the_project_comes() -> None:
+    snapshot = a_snapshot([a_node("a", gpus=2)], [gpu_task("open", 2, priority=99)])
+    commit(snapshot, schedule(snapshot, 0))
+    reserved(snapshot, a_reservation(gpus=2))
+    snapshot.advance([gpu_task("mine", 1, project="ml", priority=1)])
+    assert schedule(snapshot, HOUR_MS - 1).preemptions == ()
+    plan = schedule(snapshot, HOUR_MS)
+    assert [(p.preemptor, p.reservation) for p in plan.preemptions] == [("mine", "r1")]
+    snapshot.advance(apply(snapshot, Planned(plan, ()), HOUR_MS).puts)
+    (stopping,) = snapshot.allocations.values()
+    assert sentence(stopping.reason) == "It made room for mine, for whose project the node is reserved (r1)."
+
+
+def test_it_ends_by_itself_or_when_it_is_cancelled() -> None:
+    snapshot = reserved(a_snapshot([a_node(gpus=4)]), a_reservation("r1"), a_reservation("r2", from_ms=5 * HOUR_MS))
+    assert not apply(snapshot, Tick(), 2 * HOUR_MS - 1)
+    over = apply(snapshot, Tick(), 2 * HOUR_MS)
+    assert over.removed == ((Reservation, "r1"),)
+    assert [(event.subject, event.what) for event in over.events] == [("reservation", "expired")]
+    gone = apply(snapshot, ReservationCancelled("r2", "ann"), 0)
+    assert (gone.removed, gone.events[0].facts["by"]) == (((Reservation, "r2"),), "ann")
+    assert not apply(snapshot, ReservationCancelled("nope", "ann"), 0)
