@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,3 +57,44 @@ def test_it_finds_a_new_scheduler_that_gives_nodes_no_time(monkeypatch: pytest.M
 
     monkeypatch.setattr(Heard, "__init__", impatient)
     _found("two copies", ("scheduler_is_away_long", "scheduler_dies"))
+
+
+def test_it_finds_answers_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crater_core.service.engine import Engine
+    from crater_core.store import Committed
+
+    async def hasty(self: Any, call: Callable[..., Any], *args: Any, write: Any = Engine._in_writer) -> Any:
+        if args:
+            return await write(self, call, *args)
+        self.left_to_itself = asyncio.ensure_future(write(self, call))
+        return Committed(self._working.revision + 1, self.shown.sequence)
+
+    monkeypatch.setattr(Engine, "_in_writer", hasty)
+    _found("acknowledged", ("scheduler_dies_between_steps", "scheduler_dies_at_commit", "disks_are_slow"))
+
+
+def test_it_finds_submits_that_forget_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crater_core.store.memory.MemoryStore.find_key", lambda self, user, key: None)
+    _found("and then 201", ("messages_repeat",))
+
+
+def test_it_finds_a_meter_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crater_core.lifecycle import tasks
+
+    def generous(task: Any, allocation: Any, close: Any = tasks.close_record) -> Any:
+        record = close(task, allocation)
+        return replace(record, to_ms=record.to_ms + 1)
+
+    monkeypatch.setattr(tasks, "close_record", generous)
+    _found("metered", ())
+
+
+def test_it_finds_work_that_is_adopted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that forgets what an earlier one has started starts it again, where nobody heard that it runs."""
+    monkeypatch.setattr("simulation.machine.Runtime.adopt", _nothing_found)
+    monkeypatch.setattr("simulation.machine.Runtime.remove_strays", _nothing_found)
+    _found("twice", ("agent_dies_between_steps", "messages_are_lost"), seeds=30)
+
+
+async def _nothing_found(*_: Any) -> list[Any]:
+    return []
