@@ -14,7 +14,7 @@ from crater_core.clock import Clock, SystemClock
 from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.apply import apply
 from crater_core.lifecycle.inputs import Input, Planned, Report, TaskSubmitted, Tick
-from crater_core.model.node import Node
+from crater_core.model.node import Node, NodeStatus
 from crater_core.model.prices import PriceTable
 from crater_core.model.reservation import Reservation
 from crater_core.model.runtimes import RunTimes
@@ -267,6 +267,11 @@ class Engine:
         except StoreUnavailable as error:
             self.trouble = error.message
             raise
+
+    def counts_as_lost(self, node: str) -> bool:
+        """Also when it was decided a moment ago, and is still on its way to the disk."""
+        known = (self.shown.snapshot.nodes.get(node), self._working.nodes.get(node))
+        return any(one is not None and one.status is NodeStatus.LOST for one in known)
 
     async def read(self, call: Callable[..., Any], *args: Any) -> Any:
         """A read of the store, off the event loop."""

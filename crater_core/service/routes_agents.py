@@ -69,7 +69,7 @@ class AgentRoutes:
             raise NotFound(f"node {name[:100]} has not registered with this scheduler since it started", node=name[:100])
         self._engine.heard.hear(name)
         self._engine.must_lead()  # Heard all the same: what the store does is no node's fault.
-        if known.status is NodeStatus.LOST:
+        if self._engine.counts_as_lost(name):
             await self._engine.happen(NodeHeard(name))
 
     async def leases(self, node: str, after: Annotated[int | None, Query(ge=0, le=2**62)] = None, wait: Wait = 0.0) -> Response:

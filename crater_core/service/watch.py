@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 from crater_core.errors import CraterError
-from crater_core.lifecycle.inputs import Input, NodeForgotten, NodeSilent
+from crater_core.lifecycle.inputs import NodeForgotten, NodeSilent
 from crater_core.model.node import NodeStatus
 from crater_core.service.config import HistorySettings
-from crater_core.service.engine import Engine
+from crater_core.service.engine import Engine, Prepared
 
 log = logging.getLogger("crater.watch")
 LOOK_AGAIN_MS = 10_000
@@ -45,7 +45,8 @@ class Watch:
             return
         silent = self._silent_nodes()
         if silent:
-            await engine.happen(*silent)
+            # They may have been heard while this waited for its turn.
+            await engine.do(lambda _: Prepared([one for one in silent if self._is_silent(one.node)]))
             for node in [name for name in engine.heard.secrets if name not in engine.shown.snapshot.nodes]:
                 engine.heard.forget(node)
         if engine.trouble is not None:
@@ -59,9 +60,9 @@ class Watch:
             self._pruned_ms = now_ms
             await self.prune()
 
-    def _silent_nodes(self) -> list[Input]:
+    def _silent_nodes(self) -> list[NodeSilent | NodeForgotten]:
         nodes = self._engine.shown.snapshot.nodes
-        found: list[Input] = []
+        found: list[NodeSilent | NodeForgotten] = []
         for silence in self._engine.heard.look(list(nodes), self._interval_ms, self._timeout_ms // 3):
             lost = nodes[silence.node].status is NodeStatus.LOST
             forget = lost and silence.silent_ms > self._forget_after_ms
@@ -70,6 +71,9 @@ class Watch:
             if forget:
                 found.append(NodeForgotten(silence.node))
         return found
+
+    def _is_silent(self, node: str) -> bool:
+        return self._engine.heard.age_ms(node) > self._timeout_ms
 
     async def prune(self) -> int:
         """Forget old history, some at a time, so that commits can go in between."""
