@@ -22,7 +22,8 @@ class Listener:
 
     process: Process
     app: Any
-    open: set[asyncio.Future[httpx.Response]] = field(default_factory=set)
+    open: dict[asyncio.Future[httpx.Response], None] = field(default_factory=dict)
+    """Who waits for an answer, first come first."""
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Transport(httpx.AsyncBaseTransport):
             if not listener.process.alive:
                 _fail(answer, httpx.ReadError("connection reset"))
                 return
-            listener.open.add(answer)
+            listener.open[answer] = None
             listener.process.run(self._serve(listener, request, body, answer))
 
         network.travels(source, target, arrive)
@@ -117,7 +118,7 @@ class Transport(httpx.AsyncBaseTransport):
         except TimeoutError:
             raise httpx.ReadTimeout("no answer in time") from None
         finally:
-            listener.open.discard(answer)
+            listener.open.pop(answer, None)
 
     async def _serve(self, listener: Listener, request: httpx.Request, body: bytes, answer: Any) -> None:
         status, content = await ask(listener.app, request, body)
