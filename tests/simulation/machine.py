@@ -157,7 +157,7 @@ class Runtime:
     def __init__(self, machine: Machine, records: Records) -> None:
         self.machine, self.records = machine, records
         self.spawner = SpawnerLine(machine)
-        self.scratch = SimpleNamespace(remove_old=lambda: None)
+        self.scratch = SimpleNamespace(remove_old=lambda: None, keep=lambda record: None)
         host = Host(machine.name, "/usr/bin", "/root", "", {})
         self.place = Place(host, machine.directory, machine.boot_id)
 
