@@ -225,7 +225,8 @@ def test_no_scratch_space_is_left_mounted_after_a_crash(start, scheduler: Schedu
     agent.restart()
     assert scheduler.final("fails").reason.code.value == "exit_code"
     poll_until(lambda: len(mounted()) == 1, what="only the one that runs is mounted")
-    assert [path.name for path in (agent.data_dir / "scratch/.kept").iterdir()] == ["fails.img"]
+    kept = agent.data_dir / "scratch/.kept"
+    poll_until(lambda: [path.name for path in kept.iterdir()] == ["fails.img"], what="the failed one's files kept")
     scheduler.take("goes-on")
     (place / "go-goes-on").write_text("go\n")
     assert scheduler.final("goes-on").status == "cancelled"
