@@ -76,15 +76,22 @@ def ways(state: State, task: Task, shareable: bool) -> Iterator[State]:
 
 
 def can_place(state: State, task: Task, shareable: bool) -> bool:
+    return most_placed(state, task, shareable) >= task.spec.members_fewest
+
+
+def most_placed(state: State, task: Task, shareable: bool) -> int:
+    """How many members find room together, by trying every way."""
     reached = {state}
-    for _ in range(task.spec.members):
+    for placed in range(task.spec.members):
         # Devices of a node are alike: states that differ by their order are one.
         reached = {
             State(after.cores, tuple(tuple(sorted(devices)) for devices in after.devices))
             for before in reached
             for after in ways(before, task, shareable)
         }
-    return bool(reached)
+        if not reached:
+            return placed
+    return task.spec.members
 
 
 @st.composite
@@ -134,6 +141,17 @@ def test_a_task_or_gang_is_placed_exactly_when_some_way_exists(cluster: tuple[Sn
     expected = can_place(state_of(snapshot), task, shareable)
     snapshot.advance([task])
     assert bool(schedule(snapshot, 1).placements) is expected
+
+
+@given(clusters(), tasks("new"), st.integers(1, 3))
+def test_an_elastic_gang_starts_with_as_many_members_as_any_way_allows(
+    cluster: tuple[Snapshot, bool], task: Task, fewest: int
+) -> None:
+    snapshot, shareable = cluster
+    task = replace(task, spec=replace(task.spec, members=4, members_min=fewest))
+    most = most_placed(state_of(snapshot), task, shareable)
+    snapshot.advance([task])
+    assert len(schedule(snapshot, 1).placements) == (most if most >= fewest else 0)
 
 
 @given(clusters(), tasks("new", priority=90))

@@ -18,7 +18,7 @@ from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import NOTHING, Amounts, GpuRequest, Request, TypicalRequest
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Task, TaskStatus
+from crater_core.model.task import After, Apart, Array, Task, TaskStatus
 from crater_core.scheduling import STRATEGIES, admit, explain, quota_use, schedule
 from crater_core.scheduling.prices import price_table
 
@@ -77,6 +77,11 @@ def tasks(draw: st.DrawFn, id: str) -> Task:
             pass
     if kind != "control" and spec["service"] is None:
         spec["members"] = draw(st.sampled_from([1, 1, 2, 3]))
+        spec["members_min"] = draw(st.sampled_from([None, None, *range(1, spec["members"] + 1)]))
+        spec["spread"] = draw(st.sampled_from(Apart))
+        spec["anti_affinity"], spec["group"] = draw(st.sampled_from(Apart)), draw(st.sampled_from([None, "g"]))
+        spec["array"] = draw(st.sampled_from([None, None, ARRAY, replace(ARRAY, id="y2", running_max=None)]))
+        spec["after"] = draw(st.sampled_from([(), (), (), (After("t0"),), (After("t1"), After("y1")), (After("gone"),)]))
     return a_task(id, **spec)
 
 
@@ -107,6 +112,7 @@ WORKLOAD = (
     TypicalRequest(Request(2000, gpu=GpuRequest(2, types=("t4",))), 2),
     TypicalRequest(Request(2000), 2),
 )
+ARRAY = Array("y1", 3, running_max=1)
 EAGER = Settings(hold_after_ms=5, preempt_min_run_ms=0, workload=WORKLOAD)
 """Holds and preemptions happen within the few milliseconds of these stories."""
 PRICED = Settings(strategy="fragmentation_aware")
@@ -155,9 +161,27 @@ def test_every_queued_task_is_placed_or_has_a_reason(cluster: Cluster) -> None:
     snapshot = a_snapshot(*cluster)
     plan = planned(snapshot)
     placed = Counter(placement.task for placement in plan.placements)
-    assert all(count == snapshot.tasks[task].spec.members for task, count in placed.items()), "a gang starts whole"
+    specs = {task: snapshot.tasks[task].spec for task in placed}
+    assert all(specs[task].members_fewest <= count <= specs[task].members for task, count in placed.items()), (
+        "a gang starts whole"
+    )
     assert set(placed) | set(plan.waiting) == set(snapshot.queued)
     assert not set(placed) & set(plan.waiting)
+
+
+@given(clusters(), st.data())
+def test_neither_order_nor_limits_nor_distance_are_broken_over_many_cycles(cluster: Cluster, data: st.DataObject) -> None:
+    """`violations` holds the first two: nothing runs before what it comes after, no array runs more than it may."""
+    snapshot = a_snapshot(*cluster, settings=EAGER)
+    for now_ms in (10, 200, 400):
+        commit(snapshot, planned(snapshot, now_ms), now_ms)
+        assert violations(snapshot) == []
+        for task, allocations in snapshot.by_task.items():
+            spec, nodes = snapshot.tasks[task].spec, [allocation.node for allocation in allocations.values()]
+            if spec.spread is Apart.REQUIRE:
+                assert len(set(nodes)) == len(nodes)
+        for task in data.draw(st.sets(st.sampled_from(sorted(snapshot.by_task) or [""]))) - {""}:
+            end(snapshot, task)
 
 
 @given(clusters(), st.data())
