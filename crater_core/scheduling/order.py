@@ -94,7 +94,7 @@ class Order:
         self._ranks = ranks
         self._groups: dict[tuple[Rank, str], _Group] = {}
         for lane in lanes:
-            self._group_of(lane, 0).push(lane, 0, ranks.later_ms(lane))
+            self._group_of(lane, ranks.of(lane, lane.places[0])).push(lane, 0, ranks.later_ms(lane))
         self._heap = [self._entry(group) for group in self._groups.values()]
         heapq.heapify(self._heap)
 
@@ -115,13 +115,14 @@ class Order:
         """The lane just given goes on with its task at `start`."""
         if start >= len(lane.places):
             return
-        group = self._group_of(lane, start)
+        rank = self._ranks.of(lane, lane.places[start])
+        group = self._group if rank == self._group.rank else self._group_of(lane, rank)
         group.push(lane, start, self._ranks.later_ms(lane))
         if group is not self._group:  # It may have left the heap, or stand there with a later task.
             heapq.heappush(self._heap, self._entry(group))
 
-    def _group_of(self, lane: Lane, start: int) -> _Group:
-        key = (self._ranks.of(lane, lane.places[start]), lane.project)
+    def _group_of(self, lane: Lane, rank: Rank) -> _Group:
+        key = (rank, lane.project)
         found = self._groups.get(key)
         if found is None:
             found = self._groups[key] = _Group(*key)

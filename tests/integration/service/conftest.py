@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from callers import GIB as GIB
 from callers import Api as Api
 from callers import FakeAgent as FakeAgent
 from callers import clients
