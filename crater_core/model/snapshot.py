@@ -126,6 +126,9 @@ class Snapshot:
             self.run_times.learn(task)
             self._remove(Task, task.id)
             return
+        if self.dependents and task.id not in self.tasks:
+            # Inside one batch a task may stand before what it comes after.
+            self._log_dependents(task.id, task.spec.array.id if task.spec.array else "")
         self.tasks[task.id] = task
         if task.status is TaskStatus.QUEUED:
             self.queued[task.id] = task
@@ -194,7 +197,10 @@ class Snapshot:
                 freed.append(array)
         for after in task.spec.after:
             _discard(self.dependents, after.task, task.id)
-        for name in freed:
+        self._log_dependents(*freed)
+
+    def _log_dependents(self, *names: str) -> None:
+        for name in names:
             for dependent in self.dependents.get(name, ()):
                 self._log(dependent)
 
