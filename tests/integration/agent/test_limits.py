@@ -227,8 +227,9 @@ def test_no_scratch_space_is_left_mounted_after_a_crash(start, scheduler: Schedu
     poll_until(lambda: len(mounted()) == 1, what="only the one that runs is mounted")
     kept = agent.data_dir / "scratch/.kept"
     poll_until(lambda: [path.name for path in kept.iterdir()] == ["fails.img"], what="the failed one's files kept")
-    scheduler.take("goes-on")
+    # Before it is taken away: opening a pipe that nobody reads any more would wait for ever.
     (place / "go-goes-on").write_text("go\n")
+    scheduler.take("goes-on")
     assert scheduler.final("goes-on").status == "cancelled"
     poll_until(lambda: not mounted(), what="nothing mounted")
     loops = lambda: subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout.count(str(agent.data_dir))  # noqa: E731
