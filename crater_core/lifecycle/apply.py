@@ -19,6 +19,7 @@ from crater_core.lifecycle.inputs import (
     Report,
     ReservationCancelled,
     ReservationMade,
+    ReservationMoved,
     ServiceDeployed,
     ServiceRemoved,
     ServiceScaled,
@@ -70,6 +71,8 @@ def _dispatch(snapshot: Snapshot, happened: Input, now_ms: int) -> Changes:
             return nodes.drain(snapshot, happened, now_ms)
         case ReservationMade():
             return reservations.make(snapshot, happened, now_ms)
+        case ReservationMoved():
+            return reservations.move(snapshot, happened, now_ms)
         case ReservationCancelled():
             return reservations.cancel(snapshot, happened, now_ms)
         case PolicySet():

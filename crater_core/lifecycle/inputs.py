@@ -104,6 +104,13 @@ class ReservationMade:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationMoved:
+    """With its parts where they are now: see `moved_reservations`."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
 class ReservationCancelled:
     name: str
     by: str
@@ -160,6 +167,7 @@ Input = (
     | NodeDrained
     | Report
     | ReservationMade
+    | ReservationMoved
     | ReservationCancelled
     | PolicySet
     | PolicyRemoved

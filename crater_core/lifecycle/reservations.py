@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from crater_core.lifecycle.changes import NO_CHANGES, Changes, joined
-from crater_core.lifecycle.inputs import ReservationCancelled, ReservationMade
+from crater_core.lifecycle.inputs import ReservationCancelled, ReservationMade, ReservationMoved
 from crater_core.model.history import Event
 from crater_core.model.reservation import Reservation
 from crater_core.model.snapshot import Snapshot
@@ -20,6 +22,16 @@ def make(snapshot: Snapshot, asked: ReservationMade, now_ms: int) -> Changes:
         return NO_CHANGES
     facts = {"from_ms": reservation.from_ms, "to_ms": reservation.to_ms, "gpus": reservation.gpus, "by": reservation.by}
     return Changes((reservation,), events=(_event(reservation, "reserved", now_ms, **facts),))
+
+
+def move(snapshot: Snapshot, asked: ReservationMoved, now_ms: int) -> Changes:
+    """Its parts are on other nodes from now on."""
+    known, parts = snapshot.reservations.get(asked.reservation.name), asked.reservation.parts
+    if known is None or known.parts == parts:
+        return NO_CHANGES
+    before, after = ({part.node for part in some} for some in (known.parts, parts))
+    facts = {"left": ", ".join(sorted(before - after)), "nodes": ", ".join(sorted(after))}
+    return Changes((replace(known, parts=parts),), events=(_event(known, "moved", now_ms, **facts),))
 
 
 def cancel(snapshot: Snapshot, asked: ReservationCancelled, now_ms: int) -> Changes:

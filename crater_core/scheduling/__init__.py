@@ -15,7 +15,8 @@ from crater_core.scheduling.overview import free_amounts as free_amounts
 from crater_core.scheduling.overview import pool_overview as pool_overview
 from crater_core.scheduling.overview import project_shares as project_shares
 from crater_core.scheduling.overview import quota_use as quota_use
-from crater_core.scheduling.reserving import find_parts as find_parts
+from crater_core.scheduling.parts import find_parts as find_parts
+from crater_core.scheduling.parts import moved_reservations as moved_reservations
 from crater_core.scheduling.strategies import STRATEGIES as STRATEGIES
 from crater_core.scheduling.strategies import Strategy as Strategy
 from crater_core.scheduling.strategies import add_strategy as add_strategy

@@ -86,9 +86,33 @@ class Cycle:
 
     def run(self) -> Plan:
         self._preemptors_first()
+        self._in_order()
+        for task in self.memory.queue.delayed.values():
+            self._wait_alone(task, backing_off(task, self.now_ms))
+        return Plan(self.snapshot.revision, tuple(self.placements), tuple(self.preemptions), self.waiting, self.news)
+
+    def run_up_to(self, task: str) -> None:
+        """Decide only what goes before a queued task: what is left and kept then is what it meets."""
+        self._preemptors_first()
+        self._in_order(task)
+
+    def why_not_now(self, lane: Lane, task: str) -> Reason | None:
+        """Why the task could not start if this were its turn; None when it could. Takes nothing."""
+        if task in self._settled or task in self.waiting:
+            return self.waiting.get(task)
+        mark, first = self.ledger.mark(), len(self.placements)
+        reason = self._place(lane, task)
+        self._undo(mark, first)
+        return reason
+
+    def _in_order(self, last: str | None = None) -> None:
+        """Whoever stands behind the first of its lane that has to wait has its reason, and is not looked at."""
         order = Order(self.memory.queue.lanes.values(), self.shares, Ranks(self.snapshot.settings, self.now_ms))
+        stops_at = self.memory.queue.lane_of(last) if last is not None else None
         for lane, start in islice(order, self.snapshot.settings.cycle_tasks_max):
             task = lane.places[start][1]
+            if task == last:
+                return
             reason = None if task in self._settled else self._place(lane, task)
             if reason is None or self._room_is_made(lane, task, reason):
                 order.advance(lane, start + 1)
@@ -96,10 +120,9 @@ class Cycle:
             self._leave(lane, start, reason)
             if self.snapshot.settings.passing == "none" and reason.code in _FOR_WANT_OF_ROOM:
                 self._leave_all_behind(order, task)
-                break
-        for task in self.memory.queue.delayed.values():
-            self._wait_alone(task, backing_off(task, self.now_ms))
-        return Plan(self.snapshot.revision, tuple(self.placements), tuple(self.preemptions), self.waiting, self.news)
+                return
+            if lane is stops_at:
+                return
 
     # --- one task
 

@@ -143,11 +143,16 @@ class Forecast:
         return self.ready_at
 
 
-def ready_at(snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger, now_ms: int, sure_only: bool = False) -> tuple[int, int]:
+def ready_at(
+    snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger, now_ms: int, sure_only: bool = False, copies: int = 1
+) -> tuple[int, int]:
     """0 when the shape fits the row now, the foretold time at which it will, or `UNKNOWN`; and when that answer may change
-    though nothing happens: at the first end that was foretold and not declared.
+    though nothing happens: at the first end that was foretold and not declared. With `copies`, when so many fit at once.
     """
     columns = fits.columns
+    if copies > 1:
+        steps = copies_by_time(snapshot, fits, row, ledger, now_ms, copies, sure_only)
+        return next((at_ms for at_ms, count in steps if count >= copies), UNKNOWN), UNKNOWN
     if not fits.profile_ok[columns.profile[row]]:
         return UNKNOWN, UNKNOWN
     fits.refresh()
@@ -166,6 +171,28 @@ def ready_at(snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger, now_ms: i
         if room.fits():
             return max(1, ending.at_ms), stale_at
     return UNKNOWN, stale_at
+
+
+def copies_by_time(
+    snapshot: Snapshot, fits: Fits, row: int, ledger: Ledger, now_ms: int, most: int, sure_only: bool = False
+) -> list[tuple[int, int]]:
+    """Times at which more copies of the shape fit the row at once than before, 0 being now, and how many then: up to `most`."""
+    columns = fits.columns
+    if not fits.profile_ok[columns.profile[row]]:
+        return []
+    room = Room(fits, row)
+    steps = [(0, room.copies(most))]
+    for ending, allocation_id, taken in _ends(snapshot, columns.names[row], ledger.taken.get(row, ()), now_ms, sure_only):
+        if steps[-1][1] >= most:
+            break
+        if taken is None:
+            room.release(snapshot, allocation_id)
+        else:
+            room.release_taken(taken)
+        count = room.copies(most)
+        if count > steps[-1][1]:
+            steps.append((max(1, ending.at_ms), count))
+    return steps
 
 
 def _ends(

@@ -12,11 +12,14 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.columns import IntArray
 from crater_core.scheduling.endings import Ending
-from crater_core.scheduling.fits import TOO_MUCH, Fits
-from crater_core.scheduling.forecast import UNKNOWN, ready_at
+from crater_core.scheduling.fits import NEVER, TOO_MUCH, Fits
+from crater_core.scheduling.forecast import UNKNOWN, copies_by_time, ready_at
 from crater_core.scheduling.ledger import Ledger
 from crater_core.scheduling.memory import Memory
 from crater_core.scheduling.reserving import Reserved
+
+ROWS_MAX = 200
+"""How many nodes more than it has members are looked at for a gang, those that will be ready first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Keep:
     fits: Fits | None = None
     until_ms: int = UNKNOWN
     sure_only: bool = False
+    copies: int = 1
+    """So many at once."""
 
 
 class Keeping:
@@ -61,7 +66,8 @@ class Keeping:
     def reserve(self, fits: Fits, task: str, project: str, members: int, waited_ms: int) -> None:
         """Keep room for a blocked task.
 
-        The node on which it can start first, when that can be foretold: others may use it if they are gone by then. Once it has
+        The node on which it can start first (for a gang, the nodes on which it can start together), when that can be foretold:
+        others may use it if they are gone by then. Once it has
         waited for `hold_after_ms`, only declared ends count, of what runs and of what would pass, so that a wrong forecast can
         put it off no longer. Where those foretell nothing, it gets the node whose youngest task is the oldest: nothing new
         starts there, so the choice stays until it is empty, and the task starts at the latest when those that ran there at
@@ -79,8 +85,42 @@ class Keeping:
                 self.rows[row] = Keep(task, fits, int(ready[row]), held_long)
                 self.reservations += 1
                 return
+        elif self._reserve_together(fits, task, project, members, held_long):
+            self.reservations += 1
+            return
         if held_long:
             self.reservations += self._hold(fits, task, project, members)
+
+    def _reserve_together(self, fits: Fits, task: str, project: str, members: int, sure_only: bool) -> bool:
+        """The nodes on which all members can first start together, each kept for as many as it takes there."""
+        ready = self._memory.forecast(fits, sure_only).refresh(self._snapshot, self._ledger, self._now_ms).copy()
+        fits.refresh()
+        ready[fits.score > NEVER] = 0  # Where nothing ends, nothing was foretold.
+        ready[list(self.barred(project))] = UNKNOWN
+        order: IntArray = np.argsort(ready, kind="stable")
+        most = 1 if fits.shape.alone else members
+        # With one member on each there is room on the first `members` nodes: nothing later needs to be looked at.
+        latest = int(ready[order[members - 1]]) if len(order) >= members else UNKNOWN
+        steps: list[tuple[int, int, int]] = []
+        for row in order[: ROWS_MAX + members].tolist():
+            if ready[row] > latest or ready[row] >= UNKNOWN:
+                break
+            times = copies_by_time(self._snapshot, fits, row, self._ledger, self._now_ms, most, sure_only)
+            steps += [(at_ms, row, count) for at_ms, count in times if count]
+        copies: dict[int, int] = {}
+        for at_ms, row, count in sorted(steps):
+            copies[row] = count
+            if sum(copies.values()) >= members:
+                self._keep_copies(copies, fits, task, members, at_ms, sure_only)
+                return True
+        return False
+
+    def _keep_copies(self, copies: dict[int, int], fits: Fits, task: str, members: int, at_ms: int, sure_only: bool) -> None:
+        """Nodes that take most of them first, so that few are kept."""
+        for row, count in sorted(copies.items(), key=lambda one: (-one[1], one[0])):
+            if members > 0:
+                self.rows[row] = Keep(task, fits, at_ms, sure_only, min(count, members))
+                members -= count
 
     def _hold(self, fits: Fits, task: str, project: str, members: int) -> bool:
         """Enough nodes for all members, were they empty."""
@@ -122,6 +162,6 @@ class Keeping:
             return None
         mark = self._ledger.mark()
         self._ledger.take(fits, row, task, 0, ending)
-        ready, _ = ready_at(self._snapshot, keep.fits, row, self._ledger, self._now_ms, keep.sure_only)
+        ready, _ = ready_at(self._snapshot, keep.fits, row, self._ledger, self._now_ms, keep.sure_only, keep.copies)
         self._ledger.rollback(mark)
         return None if ready <= keep.until_ms else held

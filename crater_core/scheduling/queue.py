@@ -68,6 +68,13 @@ def lane_key(task: Task, shape: Shape) -> LaneKey:
     )
 
 
+def lane_of_one(task: Task, shape: Shape) -> Lane:
+    """A lane with this task alone, in no queue."""
+    lane = Lane(lane_key(task, shape))
+    lane.places.append((task.queued_at_ms, task.id))
+    return lane
+
+
 class Queue:
     """Follows the snapshot's queue log, so that a cycle costs what has changed and not what waits."""
 

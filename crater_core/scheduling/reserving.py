@@ -1,4 +1,4 @@
-"""Advance reservations: which nodes they take when they are made, and whom they keep off those nodes."""
+"""Advance reservations: whom they keep off their nodes, before their time and in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crater_core.model.node import Node
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.reservation import Reservation, ReservedPart
 from crater_core.model.snapshot import Snapshot
@@ -18,98 +17,7 @@ from crater_core.scheduling.endings import Ending, foretold_end
 from crater_core.scheduling.fits import Fits
 from crater_core.scheduling.forecast import Room
 from crater_core.scheduling.ledger import Ledger
-from crater_core.scheduling.quotas import applicable, limits_of
 from crater_core.scheduling.shapes import type_matches
-
-# --- making one
-
-
-def find_parts(snapshot: Snapshot, wanted: Reservation) -> tuple[ReservedPart, ...] | Reason:
-    """Nodes that can give the amounts in that time, those that will be empty first; or why there are not enough.
-
-    A node gives what it has in all, less what other reservations of that time take: what runs there now is not asked to end
-    before the reservation begins.
-    """
-    refusal = _larger_than_quota(snapshot, wanted)
-    if refusal is not None:
-        return refusal
-    taken: dict[str, list[ReservedPart]] = defaultdict(list)
-    for other in snapshot.reservations.values():
-        if other.name != wanted.name and other.overlaps(wanted):
-            for part in other.parts:
-                taken[part.node].append(part)
-    offers = [_offer(node, wanted, taken[name]) for name, node in sorted(snapshot.nodes.items())]
-    offers = [offer for offer in offers if offer is not None]
-    offers.sort(key=lambda one: (_stays(snapshot, one.node, wanted), -one.gpus, -one.cpu_milli, one.node))
-    parts: list[ReservedPart] = []
-    gpus, cpu, memory = wanted.gpus, wanted.cpu_milli, wanted.memory_bytes
-    for offer in offers:
-        part = _part(offer, wanted, gpus, cpu, memory)
-        if part is not None:
-            parts.append(part)
-            gpus, cpu, memory = gpus - part.gpus, cpu - part.cpu_milli, memory - part.memory_bytes
-    for resource, asked, missing, reserved in (
-        ("gpu", MILLI * wanted.gpus, MILLI * gpus, MILLI * sum(part.gpus for parts in taken.values() for part in parts)),
-        ("cpu", wanted.cpu_milli, cpu, sum(part.cpu_milli for parts in taken.values() for part in parts)),
-        ("memory", wanted.memory_bytes, memory, sum(part.memory_bytes for parts in taken.values() for part in parts)),
-    ):
-        if missing > 0:
-            facts = {"resource": resource, "wanted": asked, "largest": asked - missing, "kept": reserved}
-            return Reason(ReasonCode.CANNOT_RESERVE, facts)
-    return tuple(parts)
-
-
-def _larger_than_quota(snapshot: Snapshot, wanted: Reservation) -> Reason | None:
-    asked = (("gpu", MILLI * wanted.gpus), ("cpu", wanted.cpu_milli), ("memory", wanted.memory_bytes))
-    for policy in applicable(snapshot.policies, wanted.project, None):
-        for (resource, amount), limit in zip(asked, limits_of(policy.limits), strict=False):
-            if limit is not None and amount > limit:
-                facts = {"policy": policy.name, "resource": resource, "wanted": amount, "limit": limit}
-                return Reason(ReasonCode.LARGER_THAN_QUOTA, facts)
-    return None
-
-
-def _offer(node: Node, wanted: Reservation, taken: list[ReservedPart]) -> ReservedPart | None:
-    """What the node could give at most."""
-    if not node.schedulable or any(node.labels.get(key) != value for key, value in wanted.node_labels.items()):
-        return None
-    well = sum(device.healthy and type_matches(wanted.gpu_types, device) for device in node.devices)
-    return ReservedPart(
-        node.name,
-        max(0, well - sum(part.gpus for part in taken)),
-        max(0, node.allocatable.cpu_milli - sum(part.cpu_milli for part in taken)),
-        max(0, node.allocatable.memory_bytes - sum(part.memory_bytes for part in taken)),
-    )
-
-
-def _part(offer: ReservedPart, wanted: Reservation, gpus: int, cpu: int, memory: int) -> ReservedPart | None:
-    """Cores and memory go with the GPUs; without GPUs, memory goes with the cores."""
-    units, offered, whole = (gpus, offer.gpus, wanted.gpus) if wanted.gpus else (cpu, offer.cpu_milli, wanted.cpu_milli)
-    if not wanted.gpus and not wanted.cpu_milli:
-        units, offered, whole = memory, offer.memory_bytes, wanted.memory_bytes
-    units = min(units, offered)
-    for total, available in ((wanted.cpu_milli, offer.cpu_milli), (wanted.memory_bytes, offer.memory_bytes)):
-        if total:
-            units = min(units, available * whole // total)
-    if units <= 0:
-        return None
-    share = [min(left, -(-total * units // whole)) for total, left in ((wanted.cpu_milli, cpu), (wanted.memory_bytes, memory))]
-    return ReservedPart(
-        offer.node, units if wanted.gpus else 0, min(share[0], offer.cpu_milli), min(share[1], offer.memory_bytes)
-    )
-
-
-def _stays(snapshot: Snapshot, node: str, wanted: Reservation) -> int:
-    """How many allocations of others may still be there when it begins."""
-    count = 0
-    for allocation in snapshot.by_node.get(node, {}).values():
-        ending = foretold_end(snapshot, allocation)
-        other = snapshot.tasks[allocation.task].spec.project != wanted.project
-        count += not allocation.control and other and (ending is None or ending.at_ms > wanted.from_ms)
-    return count
-
-
-# --- keeping others off
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from crater_core.model.snapshot import Settings
 from crater_core.wire.nodes import QuotaBody
 
 ROLES = ("admin", "submitter", "agent", "viewer")
+SHORT_FIRST_MAX = 1_000
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]*$"
 
 
@@ -53,6 +54,7 @@ class QueueSettings(Strict):
     project_weights: dict[str, Milli] = Field(default={})
     fair_share_half_life: DurationMs = 7 * 86_400_000
     raise_after: DurationMs = 43_200_000
+    short_first: Milli = 0
 
 
 class MetricsSettings(Strict):
@@ -181,6 +183,7 @@ class SchedulerConfig(Strict):
             project_weights=dict(self.queue.project_weights),
             fair_share_half_life_ms=self.queue.fair_share_half_life,
             raise_after_ms=self.queue.raise_after,
+            short_first_milli=self.queue.short_first,
         )
 
 
@@ -212,6 +215,9 @@ def _check(config: SchedulerConfig, file: str, strategies: tuple[str, ...]) -> N
     for name, weight in config.queue.project_weights.items():
         if weight <= 0:
             raise bad_value(file, f"queue.project_weights.{name}", weight / 1000, "a weight above 0")
+    if not 0 <= config.queue.short_first <= SHORT_FIRST_MAX * 1000:
+        expected = f"a number from 0 to {SHORT_FIRST_MAX}"
+        raise bad_value(file, "queue.short_first", config.queue.short_first / 1000, expected)
     names = [token.name for token in config.tokens]
     for name in names:
         if names.count(name) > 1:

@@ -18,12 +18,16 @@ class Demand:
     def __init__(self, specs: Iterable[TaskSpec] = ()) -> None:
         self.counts: Counter[Request] = Counter()
         self.total = 0
+        self.strategies: set[str] = set()
+        """Named by tasks themselves."""
         for spec in specs:
             self.count(spec)
 
     def count(self, spec: TaskSpec) -> None:
         if spec.type is TaskType.CONTROL:
             return
+        if spec.strategy is not None:
+            self.strategies.add(spec.strategy)
         self.counts[spec.request] += spec.members
         self.total += spec.members
         if self.total >= REQUESTS_MAX:

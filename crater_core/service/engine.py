@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from crater_core.clock import Clock, SystemClock
 from crater_core.errors import CraterError, NotLeader, StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.apply import apply
-from crater_core.lifecycle.inputs import Input, Planned, Report, TaskSubmitted, Tick
+from crater_core.lifecycle.inputs import Input, Planned, Report, ReservationMoved, TaskSubmitted, Tick
 from crater_core.model.node import Node, NodeStatus
 from crater_core.model.prices import PriceTable
 from crater_core.model.reservation import Reservation
@@ -21,7 +21,7 @@ from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot, copy_of
 from crater_core.model.task import Task, TaskStatus
-from crater_core.scheduling import explain, schedule
+from crater_core.scheduling import explain, moved_reservations, schedule
 from crater_core.service.batch import Batch
 from crater_core.service.bell import Bell
 from crater_core.service.demand import Demand
@@ -32,6 +32,7 @@ from crater_core.service.shown import Shown
 from crater_core.service.submits import KeyLookup, Submission, Submitted, prepare_submits
 from crater_core.store.protocol import Commit, Committed, Loaded, Store, SubmitKey, TaskFilter
 
+T = TypeVar("T")
 log = logging.getLogger("crater.engine")
 BATCH_MAX = 500
 """How many callers one turn serves; the next turn takes the rest."""
@@ -277,6 +278,11 @@ class Engine:
         """A read of the store, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, call, *args)
 
+    async def look(self, call: Callable[..., T], *args: Any) -> T:
+        """A quick, pure look at the newest state between two turns, with all that decisions remember of it."""
+        async with self._turning:
+            return call(self._working if self.leading else self.shown.snapshot, *args)
+
     async def write(self, call: Callable[..., Any], *args: Any) -> Any:
         """House-keeping of the store, in turn with the commits."""
         async with self._writing:
@@ -416,6 +422,8 @@ class Engine:
             log.exception("services could not be brought to their number")
             return
         batch.take(changes)
+        for moved in moved_reservations(batch.snapshot, now_ms):
+            batch.take(apply(batch.snapshot, ReservationMoved(moved), now_ms))
 
     def _cycle(self, batch: Batch, now_ms: int) -> None:
         self._cycle_wanted = False

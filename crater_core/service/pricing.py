@@ -38,9 +38,6 @@ class Pricing:
         """What the newest prices were made for."""
 
     async def run(self) -> None:
-        settings = self._engine.settings
-        if STRATEGY not in {settings.strategy, *settings.pool_strategies.values()}:
-            return
         try:
             while True:
                 try:
@@ -52,7 +49,9 @@ class Pricing:
             self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def look(self) -> bool:
-        """Whether prices were worked out anew."""
+        """Whether prices were worked out anew. Nobody needs any until something is placed by them."""
+        if not self._wanted():
+            return False
         nodes, demand = tuple(self._engine.shown.snapshot.nodes.values()), self._engine.demand
         makes, requests = _makes_of(nodes), Counter(demand.counts)
         if demand.total < REQUESTS_MIN or not (_differ(makes, self._makes) or _differ(requests, self._requests)):
@@ -67,6 +66,10 @@ class Pricing:
         else:
             log.info("prices of %d makes of nodes from %d requests, in %d ms", len(prices.makes), demand.total, took_ms)
         return True
+
+    def _wanted(self) -> bool:
+        settings = self._engine.settings
+        return STRATEGY in {settings.strategy, *settings.pool_strategies.values(), *self._engine.demand.strategies}
 
 
 def _makes_of(nodes: Iterable[Node]) -> Counter[Make]:

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crater_core.errors import NotFound
 from crater_core.lifecycle.inputs import CancelAsked
 from crater_core.model.plan import Explanation
-from crater_core.model.snapshot import copy_of
+from crater_core.model.snapshot import still_of
 from crater_core.model.task import ARRAY_LABEL, TaskStatus
 from crater_core.scheduling import explain
 from crater_core.service.batch import Batch
@@ -153,15 +154,16 @@ class TaskRoutes:
     async def explain(self, task_id: str) -> Response:
         engine = self._engine
         stored = await find_task(engine, task_id)
-        if stored.task.status.ended:
+        now_ms = engine.clock.now_ms()
+        try:
+            explanation = await engine.look(explain, task_id, now_ms)
+        except NotFound:  # It has ended.
+            stored = await find_task(engine, task_id)
             strategy = stored.task.spec.strategy or engine.settings.strategy
             explanation = Explanation(task_id, strategy, stored.task.reason)
-            return answer(ExplanationView.of(explanation, stored.task.status.value))
-        now_ms = engine.clock.now_ms()
-        explanation = explain(engine.shown.snapshot, task_id, now_ms)
         expected = Expected()
         if stored.task.status is TaskStatus.QUEUED:
-            expected = await engine.read(expected_start, copy_of(engine.shown.snapshot), task_id, now_ms)
+            expected = await engine.read(expected_start, still_of(engine.shown.snapshot), task_id, now_ms)
         view = ExplanationView.of(explanation, stored.task.status.value)
         told = {"expected_start_ms": expected.at_ms, "expected_sure": expected.sure, "expected_note": expected.why}
         return answer(view.model_copy(update=told))

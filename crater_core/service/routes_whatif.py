@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from crater_core.model.snapshot import copy_of
+from crater_core.model.snapshot import still_of
 from crater_core.service.http import Hub, Invalid, answer, body_of, identity_of
 from crater_core.service.openapi import described
 from crater_core.simulation.future import Verdict, what_if
@@ -35,10 +35,10 @@ class WhatIfRoutes:
         if len(body.tasks) > DRY_RUN_MAX:
             raise Invalid(f"a dry run takes {DRY_RUN_MAX} tasks at most, found {len(body.tasks)}", field="tasks")
         specs = [task.to_spec(who.user) for task in body.tasks]
-        twin = copy_of(self._engine.shown.snapshot)
-        verdicts: tuple[Verdict, ...] = await self._engine.read(what_if, twin, specs, self._engine.clock.now_ms())
+        still = still_of(self._engine.shown.snapshot)
+        verdicts: tuple[Verdict, ...] = await self._engine.read(what_if, still, specs, self._engine.clock.now_ms())
         views = [_view(spec.name, verdict) for spec, verdict in zip(specs, verdicts, strict=True)]
-        return answer(DryRun(revision=twin.revision, verdicts=views))
+        return answer(DryRun(revision=still.revision, verdicts=views))
 
 
 def _view(name: str, verdict: Verdict) -> VerdictView:

@@ -23,6 +23,7 @@ STEPS_MAX = 300
 HORIZON_MS = 30 * 86_400_000
 TASKS_MAX = 20_000
 """With more live tasks than this nobody looks ahead: it would take seconds."""
+_TOO_MANY = f"more than {TASKS_MAX:,} tasks wait or run: nobody looks ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def what_if(snapshot: Snapshot, specs: Sequence[TaskSpec], now_ms: int) -> tuple
 
 def expected_start(snapshot: Snapshot, task: str, now_ms: int) -> Expected:
     """When a queued task will start, if nothing comes, and what runs ends when it was declared or is foretold to."""
+    if len(snapshot.tasks) > TASKS_MAX:
+        return Expected(None, False, _TOO_MANY)
     future = _Future(copy_of(snapshot), now_ms)
     future.cycle()
     future.look_ahead([task])
@@ -140,7 +143,7 @@ class _Future:
     def look_ahead(self, tasks: Sequence[str]) -> None:
         """From end to end, until all of these have started or nothing more can be foretold."""
         if self._too_many:
-            self.too_far = f"more than {TASKS_MAX:,} tasks wait or run: nobody looks ahead"
+            self.too_far = _TOO_MANY
             return
         for _ in range(STEPS_MAX):
             if all(task in self.started_ms for task in tasks):

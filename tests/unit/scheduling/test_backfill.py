@@ -94,6 +94,45 @@ def test_a_gang_that_has_waited_long_has_its_nodes_emptied() -> None:
     assert placed(snapshot, 101) == ["gang", "gang"]
 
 
+def a_gang_ahead() -> Snapshot:
+    """Three GPUs that are free at 1000, 3000 and 5000, one that nobody can tell of, and a gang of two first in line."""
+    nodes = [a_node(name, gpus=1) for name in "abcd"]
+    ends = (("r0", 5000), ("r1", 1000), ("r2", None), ("r3", 3000))
+    snapshot = running(nodes, *(a_task(name, gpu=1000, at_ms=i, time_limit_ms=ms) for i, (name, ms) in enumerate(ends)))
+    snapshot.advance([a_task("gang", members=2, gpu=1000, at_ms=5)])
+    return snapshot
+
+
+def test_a_gang_is_given_the_nodes_on_which_it_can_first_start_together() -> None:
+    snapshot = a_gang_ahead()
+    end(snapshot, "r1")
+    snapshot.advance(
+        [a_task("long", gpu=1000, at_ms=6, time_limit_ms=2001), a_task("short", gpu=1000, at_ms=7, time_limit_ms=2000)]
+    )
+    plan = schedule(snapshot, 1000)
+    assert [placement.task for placement in plan.placements] == ["short"], "gone when the second GPU is free, at 3000"
+    assert plan.waiting["long"] == Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder="gang")
+    commit(snapshot, plan, 1000)
+    end(snapshot, "r0")
+    snapshot.advance([a_task("other", gpu=1000, at_ms=8, time_limit_ms=3000)])
+    assert placed(snapshot, 1500) == [], "two are free at 3000 as before, and the one that came free belongs to the gang"
+    end(snapshot, "short")
+    end(snapshot, "r3")
+    assert placed(snapshot, 3000)[:2] == ["gang", "gang"]
+
+
+def test_members_on_one_node_wait_until_it_has_room_for_all_and_what_they_do_not_need_stays_open() -> None:
+    runs = [a_task(f"r{i}", gpu=1000, time_limit_ms=ms) for i, ms in enumerate((1000, 2000, 2000))]
+    snapshot = running([a_node("a", gpus=5)], *runs, a_task("r4", gpu=1000))
+    snapshot.advance([a_task("gang", members=4, gpu=1000, at_ms=5), a_task("long", gpu=1000, at_ms=6, time_limit_ms=9000)])
+    plan = schedule(snapshot, 6)
+    assert plan.waiting["long"] == Reason.of(ReasonCode.HELD_FOR_ANOTHER, holder="gang")
+    snapshot.advance([a_task("short", gpu=1000, at_ms=7, time_limit_ms=1900)])
+    assert placed(snapshot, 7) == ["short"], "gone when four are free, at 2000"
+    end(snapshot, "r4")
+    assert placed(snapshot, 8) == ["long", "short"], "four are free at 2000 beside it"
+
+
 def test_nobody_passes_when_passing_is_off() -> None:
     snapshot = running([a_node(cpu=8)], a_task("first", cpu=6000), settings=Settings(passing="none"))
     snapshot.advance([a_task("head", cpu=8000), a_task("small", at_ms=1), a_task("other", cpu=1, at_ms=2)])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import a_node, a_snapshot, a_task, commit
 
 from crater_core.lifecycle import apply
-from crater_core.lifecycle.inputs import Planned, ReservationCancelled, ReservationMade, Tick
+from crater_core.lifecycle.inputs import Planned, ReservationCancelled, ReservationMade, ReservationMoved, Tick
+from crater_core.model.node import NodeStatus
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode, sentence
 from crater_core.model.reservation import Reservation, ReservedPart
 from crater_core.model.snapshot import Snapshot
-from crater_core.scheduling import STRATEGIES, find_parts, schedule
+from crater_core.scheduling import STRATEGIES, find_parts, moved_reservations, schedule
 
 HOUR_MS = 3_600_000
 
@@ -124,3 +126,59 @@ def test_it_ends_by_itself_or_when_it_is_cancelled() -> None:
     gone = apply(snapshot, ReservationCancelled("r2", "ann"), 0)
     assert (gone.removed, gone.events[0].facts["by"]) == (((Reservation, "r2"),), "ann")
     assert not apply(snapshot, ReservationCancelled("nope", "ann"), 0)
+
+
+def closed(snapshot: Snapshot, *names: str) -> Snapshot:
+    snapshot.advance([replace(snapshot.nodes[name], cordoned=True) for name in names])
+    return snapshot
+
+
+def moved(snapshot: Snapshot, now_ms: int = 0) -> dict[str, dict[str, int]]:
+    """Made true, and told as reservation to node to GPUs."""
+    for one in moved_reservations(snapshot, now_ms):
+        snapshot.advance(apply(snapshot, ReservationMoved(one), now_ms).puts)
+    return {name: {part.node: part.gpus for part in one.parts} for name, one in snapshot.reservations.items()}
+
+
+def test_a_part_on_a_node_that_is_drained_or_lost_moves_and_the_others_stay() -> None:
+    snapshot = reserved(a_snapshot([a_node(name, gpus=2) for name in "abcd"]), a_reservation(gpus=4))
+    assert moved(snapshot) == {"r1": {"a": 2, "b": 2}}
+    assert moved(closed(snapshot, "a")) == {"r1": {"b": 2, "c": 2}}
+    snapshot.advance([replace(snapshot.nodes["b"], status=NodeStatus.LOST)])
+    assert moved(snapshot) == {"r1": {"c": 2, "d": 2}}
+    assert moved_reservations(snapshot, 0) == ()
+
+
+def test_what_finds_no_room_elsewhere_stays_and_moves_when_there_is_some() -> None:
+    snapshot = reserved(
+        a_snapshot([a_node("a", gpus=2), a_node("b", gpus=2)]), a_reservation(gpus=2), a_reservation("r2", gpus=2)
+    )
+    assert moved(closed(snapshot, "a")) == {"r1": {"a": 2}, "r2": {"b": 2}}
+    snapshot.advance([a_node("c", gpus=1)])
+    assert moved(snapshot) == {"r1": {"a": 2}, "r2": {"b": 2}}, "a part moves whole"
+    snapshot.advance([a_node("d", gpus=1)])
+    assert moved(snapshot) == {"r1": {"c": 1, "d": 1}, "r2": {"b": 2}}
+
+
+def test_two_that_move_at_once_do_not_take_the_same_room() -> None:
+    both = (a_reservation(gpus=2), a_reservation("r2", gpus=2))
+    snapshot = reserved(a_snapshot([a_node("a", gpus=4)]), *both)
+    snapshot.advance([a_node("b", gpus=2), a_node("c", gpus=2)])
+    assert moved(closed(snapshot, "a")) == {"r1": {"b": 2}, "r2": {"c": 2}}
+
+
+def test_a_part_that_moves_beside_another_is_one_part_with_it() -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=1), a_node("b", gpus=1)]), a_reservation(gpus=2, cpu_milli=4000))
+    snapshot.advance([a_node("b", gpus=2)])
+    moved(closed(snapshot, "a"))
+    assert snapshot.reservations["r1"].parts == (ReservedPart("b", 2, 4000),)
+
+
+def test_a_move_is_told_and_one_that_is_over_stays() -> None:
+    snapshot = reserved(a_snapshot([a_node("a", gpus=2), a_node("b", gpus=2)]), a_reservation())
+    (there,) = moved_reservations(closed(snapshot, "a"), 5)
+    (event,) = apply(snapshot, ReservationMoved(there), 5).events
+    assert (event.what, event.facts) == ("moved", {"project": "ml", "left": "a", "nodes": "b"})
+    assert moved_reservations(snapshot, 2 * HOUR_MS) == ()
+    gone = replace(there, name="never made")
+    assert apply(snapshot, ReservationMoved(gone), 5).puts == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from world import a_node, a_spec
@@ -19,9 +20,9 @@ from crater_core.service.submits import Submission
 from crater_core.store import MemoryStore
 
 
-def tell(story: Callable[[Engine, Pricing], Awaitable[None]]) -> None:
+def tell(story: Callable[[Engine, Pricing], Awaitable[None]], settings: Settings | None = None) -> None:
     async def run() -> None:
-        engine = Engine(MemoryStore(), Settings(strategy="fragmentation_aware"))
+        engine = Engine(MemoryStore(), settings or Settings(strategy="fragmentation_aware"))
         engine.start()
         try:
             await engine.happen(NodeRegistered(a_node("n1", cpu=64, gpus=4)))
@@ -32,8 +33,8 @@ def tell(story: Callable[[Engine, Pricing], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def ask(engine: Engine, count: int, gpu: int = 1000) -> None:
-    await engine.submit([Submission(engine.ids.new("t"), a_spec(gpu_milli=gpu), None) for _ in range(count)])
+async def ask(engine: Engine, count: int, gpu: int = 1000, **more: Any) -> None:
+    await engine.submit([Submission(engine.ids.new("t"), a_spec(gpu_milli=gpu, **more), None) for _ in range(count)])
 
 
 def test_there_are_prices_once_enough_has_been_asked_for_and_new_ones_when_that_changes() -> None:
@@ -53,6 +54,17 @@ def test_there_are_prices_once_enough_has_been_asked_for_and_new_ones_when_that_
         assert engine.shown.snapshot.prices != first
 
     tell(story)
+
+
+def test_prices_are_made_once_a_task_names_the_strategy_itself() -> None:
+    async def story(engine: Engine, pricing: Pricing) -> None:
+        await ask(engine, REQUESTS_MIN)
+        assert not await pricing.look(), "nothing is placed by prices"
+        await ask(engine, 1, strategy="fragmentation_aware")
+        assert await pricing.look()
+        assert engine.shown.snapshot.prices is not None
+
+    tell(story, Settings(strategy="best_fit"))
 
 
 def test_nodes_of_a_new_make_bring_new_prices() -> None:
