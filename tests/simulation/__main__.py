@@ -36,7 +36,8 @@ def main() -> int:
 def _tell(outcome: Outcome) -> None:
     what = outcome.failure or "all promises held"
     print(
-        f"seed {outcome.seed}: {what}\n  {outcome.tasks} tasks, {outcome.starts} starts, {outcome.fences} fences, "
+        f"seed {outcome.seed}: {what}\n  {outcome.schedulers} schedulers, {outcome.terms} terms, "
+        f"{outcome.tasks} tasks, {outcome.starts} starts, {outcome.fences} fences, "
         f"{outcome.lost} lost, {outcome.steps} steps, {outcome.simulated_s:.0f} simulated s in {outcome.took_s:.1f} s, "
         f"trace {outcome.digest}\n  faults: {', '.join(outcome.faults)}",
         flush=True,

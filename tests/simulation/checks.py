@@ -120,11 +120,10 @@ class Ledger:
             if len(members) < len(live):
                 found.append(f"a member of {task.id} is placed twice")
             if live and task.spec.members > len(live):
-                # Only because the others have ended already.
+                # Only because the others have ended already, or because the gang is elastic.
                 mine = [a for a in self.allocations.values() if a.task == task.id and a.attempt == task.attempt]
-                ended = [a for a in mine if a.status.ended]
-                if len(ended) + len(live) != task.spec.members:
-                    found.append(f"gang {task.id} is placed in part: {len(live)} of {task.spec.members}")
+                if not task.spec.members_fewest <= len(mine) <= task.spec.members:
+                    found.append(f"gang {task.id} is placed in part: {len(mine)} of {task.spec.members}")
         return found
 
     def all_is_over(self) -> None:

@@ -12,6 +12,8 @@ FAULTS = (
     "scheduler_dies_at_commit",
     "scheduler_pauses",
     "scheduler_is_away_long",
+    "scheduler_stops",
+    "leader_pauses_until_another_leads",
     "agent_dies",
     "agent_dies_between_steps",
     "agent_dies_at_disk",
@@ -26,6 +28,7 @@ FAULTS = (
     "messages_are_late",
     "store_is_broken",
     "store_answers_get_lost",
+    "store_is_cut_from_a_scheduler",
     "disks_are_slow",
     "clock_of_node_jumps",
     "clock_of_scheduler_jumps",
@@ -79,6 +82,7 @@ class Chaos:
         world.network.cut.clear()
         world.store.broken = False
         for host in world.hosts:
+            host.cut_from_store = False
             host.process.steps_left = host.process.dies_at_disk = None
             if host.process.paused:
                 host.process.resume()
@@ -129,6 +133,23 @@ class Chaos:
         process.pause()
         self._soon(wait_s, process.resume)
 
+    def _scheduler_stops(self) -> None:
+        host = self._host()
+        if host.process.alive and not host.process.paused:
+            self._say(f"{host.name} is told to stop")
+            host.stop()
+            self._soon(self.rng.choice([0.5, 5.0]), host.start)
+            self._soon(30.0, host.start)
+
+    def _leader_pauses_until_another_leads(self) -> None:
+        for host in self.world.hosts:
+            if host.leads and not host.process.paused:
+                wait_s = self.rng.choice([9.9, 10.5, 14.0, 25.0, 60.0])
+                self._say(f"{host.name} leads, and pauses for {wait_s} s")
+                host.process.pause()
+                self._soon(wait_s, host.process.resume)
+                return
+
     def _scheduler_is_away_long(self) -> None:
         host, wait_s = self._host(), self.rng.choice([40.0, 120.0, 600.0])
         self._say(f"{host.name} is away for {wait_s} s")
@@ -177,15 +198,27 @@ class Chaos:
         self.world.network.cut |= set(pairs)
         self._soon(wait_s, self.world.network.cut.difference_update, pairs)
 
+    def _some_hosts(self) -> list[str]:
+        """One of the schedulers, or all of them."""
+        return [host.name for host in self.rng.choice([[self._host()], self.world.hosts])]
+
     def _node_is_cut_off(self) -> None:
-        machine, host = self._machine(), self._host()
-        self._cut([(machine.name, host.name), (host.name, machine.name)])
+        machine, hosts = self._machine().name, self._some_hosts()
+        self._cut([pair for host in hosts for pair in ((machine, host), (host, machine))])
 
     def _node_is_heard_and_hears_nothing(self) -> None:
-        self._cut([(self._host().name, self._machine().name)])
+        machine = self._machine().name
+        self._cut([(host, machine) for host in self._some_hosts()])
 
     def _node_hears_and_is_not_heard(self) -> None:
-        self._cut([(self._machine().name, self._host().name)])
+        machine = self._machine().name
+        self._cut([(machine, host) for host in self._some_hosts()])
+
+    def _store_is_cut_from_a_scheduler(self) -> None:
+        host, wait_s = self._host(), self.rng.choice([2.0, 9.0, 15.0, 60.0])
+        self._say(f"{host.name} is cut from the store for {wait_s} s")
+        host.cut_from_store = True
+        self._soon(wait_s, setattr, host, "cut_from_store", False)
 
     def _store_is_broken(self) -> None:
         wait_s = self.rng.choice([0.5, 10.0, 45.0])

@@ -28,6 +28,8 @@ class Process:
         """"before" or "after": it is killed at its next write to disk."""
         self.disk: Callable[[], float] = lambda: 0.0
         """How many seconds its next read or write takes."""
+        self.sent: Callable[[], bool] = lambda: False
+        """Whether its next call has left it already, so that it happens even if the process is paused or dies meanwhile."""
         self.tasks: list[asyncio.Task[Any]] = []
         self._held: list[asyncio.Handle] = []
         self._on_death = on_death
@@ -102,7 +104,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return round(self._now_s * 1000)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """The call happens at one moment, some time from now, and its end is heard some time later."""
+        """The call happens at one moment, some time from now, and its end is heard some time later. A call that gives a
+        future is over when that is."""
         process, answer = _CURRENT.get(), self.create_future()
 
         def settle(result: Any, error: BaseException | None) -> None:
@@ -120,10 +123,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if process is not None and process.dies_at_disk == "after":
                 process.kill()
                 return
-            self.call_later(wait_s / 2, settle, result, error)
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(lambda _: settle(None, None))
+            else:
+                self.call_later(wait_s / 2 + getattr(error, "takes_s", 0.0), settle, result, error)
 
         wait_s = process.disk() if process is not None else 0.0
-        self.call_later(wait_s / 2, do)
+        sent = process is not None and process.sent()
+        self.call_later(wait_s / 2, do, context=contextvars.Context() if sent else None)
         return answer
 
     def take_back(self, handles: list[asyncio.Handle]) -> None:

@@ -252,7 +252,9 @@ class Prober(probe.Prober):
 class Machine:
     """One host. `start_agent` after a boot; `crash` is a power cut, which may swallow what was not forced to the disk."""
 
-    def __init__(self, loop: VirtualLoop, network: Network, rng: Random, truth: Any, node: Node, directory: Path) -> None:
+    def __init__(
+        self, loop: VirtualLoop, network: Network, rng: Random, truth: Any, node: Node, directory: Path, endpoints: Sequence[str]
+    ) -> None:
         self.loop, self.network, self.rng, self.truth, self.node = loop, network, rng, truth, node
         self.name, self.directory = node.name, directory
         self.clock = Clock(loop, rng.choice([0.0, 0.001, -0.001]))
@@ -265,7 +267,7 @@ class Machine:
         self.agent_process = Process(loop, f"agent@{self.name}")
         self.agent_process.kill()
         self.spawner = Spawner(self)
-        self.endpoints: tuple[str, ...] = ("http://s1",)
+        self.endpoints = tuple(rng.sample(endpoints, len(endpoints)))
         directory.mkdir(parents=True)
 
     @property

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import shutil
 import tempfile
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -21,11 +23,12 @@ from simulation.faults import FAULTS, Chaos
 from simulation.loop import VirtualLoop
 from simulation.machine import Machine
 from simulation.network import Network
-from simulation.scheduler import SchedulerHost, Store
+from simulation.scheduler import SchedulerHost
+from simulation.store import SharedStore, Store
 
 from crater_core.model.node import SharingMode
 from crater_core.model.quota import Limits, QuotaPolicy
-from crater_core.model.snapshot import Settings
+from crater_core.model.snapshot import Settings, Snapshot
 
 CHAOS_S = 240.0
 PEACE_S = 1_200.0
@@ -37,6 +40,8 @@ TRACE_KEPT = 400
 class Outcome:
     seed: int
     faults: tuple[str, ...]
+    schedulers: int = 1
+    terms: int = 0
     steps: int = 0
     commits: int = 0
     starts: int = 0
@@ -60,18 +65,23 @@ class World:
         faults: tuple[str, ...] | None = None,
         tasks: int | None = None,
         chaos_s: float = CHAOS_S,
+        schedulers: int | None = None,
     ) -> None:
         self.chaos_s = chaos_s
         rng = self.rng = Random(seed)
+        self.schedulers = schedulers or rng.choice([1, 2, 2])
         self.loop = VirtualLoop()
         self.trace: deque[str] = deque(maxlen=TRACE_KEPT)
         self._digest = hashlib.blake2b(digest_size=16)
         settings = Settings(preempt_min_run_ms=5_000, hold_after_ms=60_000)
         self.ledger = Ledger(settings, self.say)
         self.truth = Truth(self.ledger, self.say)
-        self.store = Store(self.ledger, self._fork())
+        shared = self.schedulers > 1
+        self.store = SharedStore(self.ledger, self._fork(), self.loop) if shared else Store(self.ledger, self._fork())
         self.network = Network(self.loop, self._fork())
-        self.hosts = [SchedulerHost(self.loop, self.network, self._fork(), self.store, settings, "s1")]
+        names = [f"s{number}" for number in range(1, self.schedulers + 1)]
+        endpoints = [f"http://{name}" for name in names]
+        self.hosts = [SchedulerHost(self.loop, self.network, self._fork(), self.store, settings, name) for name in names]
         for host in self.hosts:
             host.policies = (QuotaPolicy("bounded", ("bounded",), Limits(cpu_milli=12_000, gpu_milli=2_000)),)
         nodes = [
@@ -81,9 +91,9 @@ class World:
             a_node("n4", cpu=4),
         ]
         self.machines = [
-            Machine(self.loop, self.network, self._fork(), self.truth, node, directory / node.name) for node in nodes
+            Machine(self.loop, self.network, self._fork(), self.truth, node, directory / node.name, endpoints) for node in nodes
         ]
-        self.callers = Callers(self.loop, self.network, self._fork(), self.ledger, self.say)
+        self.callers = Callers(self.loop, self.network, self._fork(), self.ledger, self.say, endpoints)
         drawn = tuple(fault for fault in FAULTS if rng.random() < 0.3)
         self.faults = drawn if faults is None else faults
         self.chaos = Chaos(self, self._fork(), self.faults)
@@ -120,6 +130,7 @@ class World:
         self.ledger.all_is_over()
         self.truth.all_is_over()
         await self._until(self._is_calm, 120.0)
+        must(self._is_calm(), "in the end agents have nothing left, and schedulers know what is in the store")
 
     def _plan_calls(self) -> None:
         rng, callers, chaos_s = self.rng, self.callers, self.chaos_s
@@ -145,35 +156,81 @@ class World:
         return not live and not running and not self.callers.busy and not self.ledger.snapshot.services
 
     def _is_calm(self) -> bool:
-        """Agents forget what has been reported, and every node is back."""
+        """Agents forget what has been reported, every node is back, and every scheduler knows what is in the store."""
         agents = [machine.agent for machine in self.machines]
         calm = all(agent is not None and not agent.workloads for agent in agents)
-        return calm and all(node.schedulable for node in self.ledger.snapshot.nodes.values())
+        knowing = all(host.engine is not None and _knows(host.engine.shown.snapshot, self.ledger.snapshot) for host in self.hosts)
+        return calm and knowing and all(node.schedulable for node in self.ledger.snapshot.nodes.values())
 
 
-def simulate(seed: int, faults: tuple[str, ...] | None = None, tasks: int | None = None, chaos_s: float = CHAOS_S) -> Outcome:
+def _knows(snapshot: Snapshot, truth: Snapshot) -> bool:
+    kinds = ("tasks", "allocations", "nodes", "services", "policies", "past")
+    return snapshot.revision == truth.revision and all(getattr(snapshot, kind) == getattr(truth, kind) for kind in kinds)
+
+
+class _Complaints(logging.Handler):
+    """A fault that somebody caught and wrote down is one all the same."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(logging.ERROR)
+        self._ledger = ledger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[0] is not None:
+            told = "".join(traceback.format_exception(*record.exc_info)[-4:])
+            self._ledger.fail(Broken(f"{record.name}: {record.getMessage()}: {told}"))
+
+
+@contextlib.contextmanager
+def _listening_to_logs(ledger: Ledger) -> Generator[None]:
+    """Nothing is written anywhere, and complaints count."""
+    root, complaints = logging.getLogger("crater"), _Complaints(ledger)
+    before, disabled = (root.handlers, root.propagate), root.manager.disable
+    root.handlers, root.propagate = [complaints], False
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers, root.propagate = before
+        logging.disable(disabled)
+
+
+def _close(loop: VirtualLoop) -> None:
+    """What is taken apart has nothing to say."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    loop.close()
+    logging.disable(disabled)
+
+
+def simulate(
+    seed: int,
+    faults: tuple[str, ...] | None = None,
+    tasks: int | None = None,
+    chaos_s: float = CHAOS_S,
+    schedulers: int | None = None,
+) -> Outcome:
     """Never raises for a broken promise: the outcome has the failure and the end of the trace."""
     began = time.perf_counter()
     shared = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="crater-sim-", dir=shared if shared.is_dir() else None))
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    world = World(seed, directory, faults, tasks, chaos_s)
+    world = World(seed, directory, faults, tasks, chaos_s, schedulers)
     loop = world.loop
     asyncio.set_event_loop(loop)
-    outcome = Outcome(seed, world.faults)
+    outcome = Outcome(seed, world.faults, world.schedulers)
     try:
-        loop.run_until_complete(world.live())
+        with _listening_to_logs(world.ledger):
+            loop.run_until_complete(world.live())
     except Broken as error:
         outcome.failure = str(error)
     finally:
         outcome.steps, outcome.simulated_s = loop.steps, loop.time()
         outcome.digest, outcome.trace = world.digest, list(world.trace)
-        loop.close()
+        _close(loop)
         asyncio.set_event_loop(None)
-        logging.disable(before)
         shutil.rmtree(directory, ignore_errors=True)
     outcome.commits, outcome.starts, outcome.fences = world.ledger.commits, world.truth.starts, world.truth.fences
+    outcome.terms = world.ledger.term
     outcome.tasks = len(world.ledger.tasks)
     outcome.lost = sum(a.status.value == "lost" for a in world.ledger.allocations.values())
     outcome.took_s = time.perf_counter() - began

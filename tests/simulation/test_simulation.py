@@ -57,8 +57,17 @@ def test_the_story_does_not_depend_on_how_the_process_hashes() -> None:
 
 def test_a_scheduler_that_is_down_for_ten_minutes_costs_no_running_task() -> None:
     for seed in (1, 2):
-        outcome = simulate(seed, OUTAGES, tasks=30, chaos_s=900.0)
+        outcome = simulate(seed, OUTAGES, tasks=30, chaos_s=900.0, schedulers=1)
         assert not outcome.failure, _story(outcome)
+        assert (outcome.fences, outcome.lost) == (0, 0), _story(outcome)
+
+
+def test_two_schedulers_that_die_and_stop_cost_no_running_task() -> None:
+    faults = ("scheduler_dies", "scheduler_dies_at_commit", "scheduler_stops", "scheduler_is_away_long")
+    for seed in (1, 2):
+        outcome = simulate(seed, faults, tasks=30, chaos_s=600.0, schedulers=2)
+        assert not outcome.failure, _story(outcome)
+        assert outcome.terms > 5, "the lead changed hands"
         assert (outcome.fences, outcome.lost) == (0, 0), _story(outcome)
 
 
