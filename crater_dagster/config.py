@@ -30,6 +30,7 @@ OPTION_FIELDS = {
     "quota_policy": _optional(StringSource, "The quota policy to count under."),
     "strategy": _optional(StringSource, "How a node is chosen."),
     "time_limit": _optional(StringSource, 'Stopped after this long: "30m", "2h".'),
+    "gpu_idle_stop": _optional(StringSource, 'Stopped when none of its GPUs was used for this long: "30m".'),
     "grace": _optional(StringSource, "From SIGTERM to SIGKILL."),
     "env_profile": _optional(StringSource, "Variables that the node adds (DAGSTER_HOME, secrets), by the profile's name."),
     "env": _optional(Map(str, StringSource), "Plain variables. Secrets belong to an env_profile."),

@@ -27,6 +27,7 @@ OPTIONS = (
     "quota_policy",
     "strategy",
     "time_limit",
+    "gpu_idle_stop",
     "grace",
     "env_profile",
     "env",

@@ -15,6 +15,8 @@ _FAILURES = {
     _C.MEMORY_EXCEEDED: "oom",
     _C.GPU_MEMORY_EXCEEDED: "gpu_memory",
     _C.GPU_UNHEALTHY: "gpu_error",
+    _C.GPU_FAULT: "gpu_error",
+    _C.GPU_IDLE_STOPPED: "gpu_idle",
     _C.DISK_EXCEEDED: "disk",
     _C.TIME_LIMIT: "time_limit",
     _C.PREEMPTED: "preempted",
@@ -80,6 +82,8 @@ def figures(view: TaskView) -> dict[str, MetadataValue]:
         shown["crater/memory_peak"] = MetadataValue.text(show_bytes(view.memory_peak_bytes))
     if view.gpu_memory_peak_mib:
         shown["crater/gpu_memory_peak_mib"] = MetadataValue.int(view.gpu_memory_peak_mib)
+    if view.gpu_busy_hours:
+        shown["crater/gpu_busy_hours"] = MetadataValue.float(round(view.gpu_busy_hours, 6))
     if view.attempt > 1:
         shown["crater/attempts"] = MetadataValue.int(view.attempt)
     return shown

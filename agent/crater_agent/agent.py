@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 from crater_agent.adopt import exit_of
+from crater_agent.gpu_watch import GpuWatch
 from crater_agent.ports import refuse_busy
 from crater_agent.probe import Prober
 from crater_agent.reconcile import (
@@ -57,6 +58,8 @@ class Agent:
         watcher: Watcher,
         clock: Clock,
         logs_keep_ms: int,
+        gpus: GpuWatch | None = None,
+        gpu_idle_warning_ms: int | None = None,
     ) -> None:
         self.node = node
         self.session = session
@@ -67,13 +70,16 @@ class Agent:
         self.watcher = watcher
         self.clock = clock
         self._logs_keep_ms = logs_keep_ms
-        self._settings = Settings(node=node)
+        self.gpus = gpus
+        self._settings = Settings(node=node, gpu_idle_warning_ms=gpu_idle_warning_ms)
         self._wake = asyncio.Event()
         self._prober = Prober(self._health_changed, clock.monotonic_ms)
         self._jobs: set[asyncio.Task[None]] = set()
         self._unwritten: list[tuple[Workload, ReportBody]] = []
         """Ends that are not on the disk yet."""
         session.on_change = self._wake.set
+        if gpus is not None:
+            gpus.on_change, gpus.on_xid, gpus.on_health = self._wake.set, self._report, self._gpu_health
 
     # ---- life
 
@@ -83,6 +89,8 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 for loop in (self.session.run(), self._decide(), self._tidy()):
                     group.create_task(loop)
+                if self.gpus is not None:
+                    group.create_task(self.gpus.attend())
         finally:
             await self._prober.close()
 
@@ -176,6 +184,15 @@ class Agent:
         self._report(workload, workload.unhealthy)
         self._wake.set()
 
+    def _gpu_health(self, unwell: Mapping[str, str]) -> None:
+        declaration = self.session.declaration
+        devices = tuple(
+            device.model_copy(update={"healthy": device.uuid not in unwell, "unwell": unwell.get(device.uuid, "")[:1000]})
+            for device in declaration.devices
+        )
+        if devices != declaration.devices:
+            self.session.declare(declaration.model_copy(update={"devices": devices}))
+
     # ---- deciding and acting
 
     async def _decide(self) -> None:
@@ -257,6 +274,8 @@ class Agent:
     async def _start_one(self, lease: Lease, workload: Workload) -> None:
         try:
             refuse_busy(lease.ports)
+            if self.gpus is not None:
+                await self.gpus.ready_for(lease)
             await self.runtimes.for_lease(lease).start(lease, workload, self.session.lease_state())
         except NodeFault as error:
             log.warning("%s (%s) could not be started: %s", workload.allocation, lease.name, error.message)
@@ -281,10 +300,15 @@ class Agent:
         self._wake.set()
 
     def _warn(self, workload: Workload, reason: Reason, now_ms: int) -> None:
-        if reason.code is ReasonCode.OVER_MEMORY:
-            workload.over_memory_since_ms = now_ms
-        else:
-            workload.over_disk_since_ms = now_ms
+        match reason.code:
+            case ReasonCode.OVER_MEMORY:
+                workload.over_memory_since_ms = now_ms
+            case ReasonCode.OVER_GPU_MEMORY:
+                workload.over_gpu_memory_since_ms = now_ms
+            case ReasonCode.GPU_IDLE:
+                workload.gpu_idle_warned = True
+            case _:
+                workload.over_disk_since_ms = now_ms
         log.warning("%s: %s", workload.allocation, sentence(reason))
         self._report(workload, reason)
 
@@ -293,6 +317,10 @@ class Agent:
         for workload in warned:
             if not is_near_disk(workload.seen(), self._settings):
                 workload.over_disk_since_ms = None
+            seen = workload.seen()
+            if seen.gpu_memory_limit_mib is None or seen.gpu_memory_mib <= seen.gpu_memory_limit_mib:
+                workload.over_gpu_memory_since_ms = None
+            workload.gpu_idle_warned &= workload.gpu_idle_since_ms is not None
             if workload.running and not workload.is_warned:
                 self._report(workload)
 
@@ -326,7 +354,9 @@ class Agent:
             "disk_bytes": workload.use.disk_bytes,
             "silent_ms": self.session.lease_state().silent_ms,
         }
-        status, reason = outcome(end, workload.stop, facts, self.node)
+        status, reason = outcome(end, workload.stop, facts, self.node, workload.gpu_fault)
+        if self.gpus is not None:
+            self.gpus.released(workload.record)
         workload.phase, workload.lives = Phase.ENDED, False
         log.info("%s ended: %s", workload.allocation, sentence(reason))
         self._prober.forget(workload.allocation)

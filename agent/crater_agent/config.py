@@ -123,6 +123,29 @@ class GpuSharing(Strict):
         return round(self.memory_overcommit_ratio * 1000) if self.mode is not SharingMode.EXCLUSIVE else 1000
 
 
+class GpuHealth(Strict):
+    running_work: Literal["stop", "keep"] = "stop"
+    """What becomes of tasks on a device that failed so badly that what they compute cannot be trusted."""
+    well_for: DurationMs = 60_000
+    """How long a device must have been without a fault before it is given out again."""
+    recheck: DurationMs = Field(default=10_000, ge=1_000)
+    """How often a device in quarantine is looked at."""
+    answer_within: DurationMs = Field(default=10_000, ge=1_000)
+    """A device about which NVML says nothing for so long is set aside."""
+    ignore: tuple[str, ...] = ()
+    """Codes of faults that are no reason for a quarantine, such as foreign, held, ecc, xid_63."""
+
+    @field_validator("ignore")
+    @classmethod
+    def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for code in value:
+            if not re.fullmatch(r"foreign|held|ecc|remap_pending|remap_failed|retirement_pending|recovery|xid_[0-9]{1,4}", code):
+                raise Expected(
+                    "codes of faults: foreign, held, ecc, remap_pending, remap_failed, retirement_pending, recovery, xid_NUMBER"
+                )
+        return value
+
+
 class SimulatedGpus(Strict):
     model: str = Field(default="Simulated GPU", min_length=1, max_length=200)
     gpu_type: Name = "simulated"
@@ -219,6 +242,9 @@ class AgentConfig(Strict):
     labels: dict[str, str] = Field(default_factory=dict)
     resource_pools: Annotated[tuple[Pool, ...] | None, BeforeValidator(_with_known_types)] = None
     gpu_sharing: GpuSharing = GpuSharing()
+    gpu_health: GpuHealth = GpuHealth()
+    gpu_idle_warning: DurationMs = 30 * 60_000
+    """A task that leaves all its GPUs unused for so long is told; 0: it is not."""
     simulated_gpus: tuple[SimulatedGpus, ...] = ()
     listen: str = "127.0.0.1:9090"
     advertise_url: str = ""

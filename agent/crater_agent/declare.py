@@ -45,7 +45,7 @@ def declare(config: AgentConfig, found: Found, file: str = "agent.yaml") -> Node
         pools = {pool.name: PoolKind(pool.type) for pool in config.resource_pools}
         capacity, allocatable = _amounts(cpu, memory, disk)
     return NodeDeclaration(
-        labels=_labels(config.labels, devices),
+        labels=_labels(config.labels, devices, found.gpus),
         pools=pools,
         capacity=capacity,
         allocatable=allocatable,
@@ -97,7 +97,12 @@ def _at_most(limit_bytes: int, what: str) -> str:
 
 def _devices(config: AgentConfig, found: Found, file: str, notes: list[str]) -> list[DeviceDeclaration]:
     every = _real_devices(config, found.gpus) + _simulated_devices(config, found.gpus)
-    if found.gpus.note and not config.simulated_gpus:
+    pools = config.resource_pools
+    if (
+        found.gpus.note
+        and not config.simulated_gpus
+        and (pools is None or every or not any(isinstance(p, GpuPool) for p in pools))
+    ):
         notes.append(found.gpus.note)
     elif config.simulated_gpus:
         notes.append(f"{len(every) - len(found.gpus.gpus)} GPU(s) of this node are simulated: declared in {file}, not real")
@@ -123,7 +128,7 @@ def _of_pool(
                 raise bad_value(file, field, index, right)
     chosen = [device for device in every if pool.devices == "all" or device.index in pool.devices]
     if not chosen:
-        notes.append(f"pool {pool.name} is empty: {cause or 'no device is chosen'}")
+        notes.append(f"pool {pool.name} is empty: {cause or 'its list of devices names none'}")
     return [device.model_copy(update={"pool": pool.name}) for device in chosen]
 
 
@@ -151,6 +156,7 @@ def _device(config: AgentConfig, gpu: Gpu) -> DeviceDeclaration:
         overcommit_milli=MILLI if gpu.mig else sharing.overcommit_milli,
         numa_node=gpu.numa_node,
         links=gpu.links,
+        compute_capability=gpu.compute_capability,
     )
 
 
@@ -173,10 +179,12 @@ def _simulated_devices(config: AgentConfig, gpus: Discovery) -> list[DeviceDecla
     ]
 
 
-def _labels(given: Mapping[str, str], devices: list[DeviceDeclaration]) -> dict[str, str]:
+def _labels(given: Mapping[str, str], devices: list[DeviceDeclaration], gpus: Discovery) -> dict[str, str]:
     labels: dict[str, str] = {}
     if devices:
         labels["gpu_type"] = devices[0].gpu_type
+    if any(not device.simulated for device in devices):
+        labels |= {name: value for name, value in (("cuda", gpus.cuda_version), ("driver", gpus.driver_version)) if value}
     labels |= given
     if any(device.simulated for device in devices):
         labels["simulated"] = "true"

@@ -407,6 +407,12 @@ class DockerRuntime:
             run.counters = counters
         return run.counters
 
+    def pids(self, workload: Workload) -> set[int]:
+        run = self._runs.get(workload.allocation)
+        if run is None or run.ended:
+            return set()
+        return run.group.pids() if run.group is not None else {run.pid} - {0}
+
     def disk_paths(self, workload: Workload) -> tuple[str, ...]:
         run = self._runs.get(workload.allocation)
         layer = (run.upper_dir,) if run is not None and run.upper_dir and os.access(run.upper_dir, os.R_OK) else ()

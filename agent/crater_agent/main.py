@@ -21,6 +21,7 @@ from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
 from crater_agent.docker_runtime import DockerRuntime
 from crater_agent.environment import Host
+from crater_agent.gpu_watch import GpuWatch
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
 from crater_agent.records import Records
@@ -102,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
     stop_workloads = arguments.stop_workloads_on_exit or settings.stop_workloads_on_exit
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_serve(settings, token, place, declaration, cgroups, gpus, stop_workloads))
+            runner.run(_serve(settings, token, place, declaration, cgroups, gpus, found.gpus, stop_workloads))
     finally:
         gpus.close()
         if cgroups is not None:
@@ -194,6 +195,7 @@ async def _serve(
     declaration: NodeDeclaration,
     cgroups: cgroup.Cgroups | None,
     gpus: nvml.Nvml,
+    found_gpus: nvml.Discovery,
     stop_workloads: bool,
 ) -> None:
     data_dir, node = settings.directory, settings.node_name
@@ -207,16 +209,17 @@ async def _serve(
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
     watcher = Watcher(processes, runtimes, settings.logs.max_bytes)
-    agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep)
+    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, clock)
+    idle_ms = settings.gpu_idle_warning or None
+    agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms)
     agents.append(agent)
     secret = secrets.token_urlsafe(32)
-    real = tuple(device.uuid for device in declaration.devices if not device.simulated)
     metrics = Metrics(
         node,
         __version__,
         declaration.devices,
         machine.sample,
-        lambda: gpus.sample(real),
+        lambda: tuple(watch.devices.values()) if watch is not None else (),
         workloads.values,
         lambda: session.round_trip_ms,
     )
@@ -253,6 +256,23 @@ async def _serve(
         await spawner.close()
         await server.close()
         await link.close()
+
+
+def _gpu_watch(
+    settings: AgentConfig,
+    door: nvml.Nvml,
+    found: nvml.Discovery,
+    declaration: NodeDeclaration,
+    workloads: dict[str, Workload],
+    runtimes: Runtimes,
+    clock: SystemClock,
+) -> GpuWatch | None:
+    """Of the devices that this node gives out; None where it has no real one."""
+    given = {device.uuid for device in declaration.devices if not device.simulated}
+    gpus = [gpu for gpu in found.gpus if gpu.uuid in given]
+    if not gpus:
+        return None
+    return GpuWatch(door, gpus, settings.sample_interval, settings.gpu_health, settings.node_name, workloads, runtimes, clock)
 
 
 def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spawner, agents: list[Agent]) -> DockerRuntime | None:

@@ -8,8 +8,9 @@ from typing import Any, cast
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from crater_agent import gpu_metrics
+from crater_agent.gpu_watch import Device
 from crater_agent.machine import MachineSample
-from crater_agent.nvml import GpuSample
 from crater_agent.workload import Workload
 from crater_core.wire.agents import DeviceDeclaration
 
@@ -25,7 +26,7 @@ class Metrics:
         version: str,
         devices: tuple[DeviceDeclaration, ...],
         machine: Callable[[], MachineSample],
-        gpus: Callable[[], tuple[GpuSample, ...]],
+        gpus: Callable[[], tuple[Device, ...]],
         workloads: Callable[[], Iterable[Workload]],
         round_trip_ms: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -50,8 +51,10 @@ class Metrics:
         if round_trip_ms is not None:
             text = "Time that the last heartbeat took, there and back"
             yield self._gauge("crater_node_scheduler_round_trip_seconds", text, {}, round_trip_ms / 1000)
-        yield from self._of_gpus({sample.uuid: sample for sample in self._gpus()})
-        yield from self._of_tasks([workload for workload in self._workloads() if workload.running])
+        running = [workload for workload in self._workloads() if workload.running]
+        yield from gpu_metrics.of_devices(self._node, self._devices, self._gpus())
+        yield from gpu_metrics.of_tasks(self._node, running)
+        yield from self._of_tasks(running)
 
     def _of_machine(self, sample: MachineSample) -> Iterable[Metric]:
         cpu = CounterMetricFamily("crater_node_cpu_seconds", "CPU time since boot", labels=["node", "mode"])
@@ -83,26 +86,6 @@ class Metrics:
             family = CounterMetricFamily(name, text, labels=["node"])
             family.add_metric([self._node], value)
             yield family
-
-    def _of_gpus(self, samples: dict[str, GpuSample]) -> Iterable[Metric]:
-        labels = ["node", "uuid", "index", "gpu_type", "simulated"]
-        families = {
-            "memory_total_mib": GaugeMetricFamily("crater_gpu_memory_total_mib", "Memory of the device", labels=labels),
-            "use_percent": GaugeMetricFamily("crater_gpu_use_percent", "Time in which it computed", labels=labels),
-            "memory_used_mib": GaugeMetricFamily("crater_gpu_memory_used_mib", "Memory in use", labels=labels),
-            "temperature_celsius": GaugeMetricFamily("crater_gpu_temperature_celsius", "Temperature", labels=labels),
-            "power_milliwatt": GaugeMetricFamily("crater_gpu_power_milliwatt", "Power drawn", labels=labels),
-        }
-        for device in self._devices:
-            simulated = "true" if device.simulated else "false"
-            values = [self._node, device.uuid, str(device.index), device.gpu_type, simulated]
-            families["memory_total_mib"].add_metric(values, device.memory_mib)
-            sample = samples.get(device.uuid, GpuSample(device.uuid))
-            for name in ("use_percent", "memory_used_mib", "temperature_celsius", "power_milliwatt"):
-                value = getattr(sample, name)
-                if value is not None:
-                    families[name].add_metric(values, value)
-        yield from families.values()
 
     def _of_tasks(self, workloads: list[Workload]) -> Iterable[Metric]:
         labels = ["node", "task", "allocation", "name"]

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from crater_core.model.allocation import AllocationStatus
 from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.units import show_duration
 
 
 class Phase(StrEnum):
@@ -68,6 +69,17 @@ class Seen:
     disk_held: bool = False
     """It cannot take more: its scratch space is a file system of that size."""
     over_disk_since_ms: int | None = None
+    gpu: int = 0
+    """Index of the device that the next three are about."""
+    gpu_memory_mib: int = 0
+    """Summed over its processes."""
+    gpu_memory_limit_mib: int | None = None
+    over_gpu_memory_since_ms: int | None = None
+    gpu_idle_since_ms: int | None = None
+    gpu_idle_warned: bool = False
+    gpu_idle_stop_ms: int | None = None
+    gpu_fault: Reason | None = None
+    """A device of its failed in such a way that what runs there is to be stopped."""
     unhealthy: Reason | None = None
     preparing: bool = False
     """Its start waits for something that takes long and can be given up, such as its image."""
@@ -106,6 +118,12 @@ class Settings:
     disk_over_percent_max: int = 110
     """Beyond this share of its limit it is stopped at once, before it takes what belongs to others."""
     disk_nearly_full_percent: int = 95
+    gpu_memory_warning_ms: int = 3_000
+    """How long a workload may stay over its share of a GPU's memory before it is stopped."""
+    gpu_memory_over_percent_max: int = 125
+    """Beyond this share of its limit it is stopped at once: what it takes is missing to those it shares the device with."""
+    gpu_idle_warning_ms: int | None = None
+    """How long a workload may leave all its GPUs unused before it is told; None: it is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +238,7 @@ def _of_known(
     stop = _stop_for_lease(workload, want, heard, lease, settings) or _stop_for_limit(workload, now_ms, settings)
     if stop is not None:
         return (stop,)
-    return tuple(Warn(workload.allocation, reason) for reason in _warnings(workload, settings))
+    return tuple(Warn(workload.allocation, reason) for reason in _warnings(workload, now_ms, settings))
 
 
 def _of_stopping(workload: Seen, unwanted: bool, now_ms: int, lease: LeaseState) -> tuple[Action, ...]:
@@ -259,6 +277,11 @@ def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | N
             return Stop(name, failed, memory, 0)
         if since_ms is not None and now_ms - since_ms >= settings.memory_warning_ms:
             return Stop(name, failed, memory, min(workload.grace_ms, settings.memory_stop_grace_ms))
+    if workload.gpu_fault is not None:
+        return Stop(name, AllocationStatus.LOST, workload.gpu_fault, workload.grace_ms)
+    stop = _stop_for_gpu_memory(workload, now_ms, settings) or _stop_for_idle_gpu(workload, now_ms)
+    if stop is not None:
+        return stop
     limit, since_ms = workload.disk_limit_bytes, workload.over_disk_since_ms
     if limit is not None and not workload.disk_held and workload.disk_bytes > limit:
         much = workload.disk_bytes * 100 > limit * settings.disk_over_percent_max
@@ -268,7 +291,37 @@ def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | N
     return None
 
 
-def _warnings(workload: Seen, settings: Settings) -> Iterator[Reason]:
+def _stop_for_gpu_memory(workload: Seen, now_ms: int, settings: Settings) -> Stop | None:
+    limit, since_ms = workload.gpu_memory_limit_mib, workload.over_gpu_memory_since_ms
+    if limit is None or workload.gpu_memory_mib <= limit:
+        return None
+    reason = Reason.of(ReasonCode.GPU_MEMORY_EXCEEDED, limit_mib=limit, peak_mib=workload.gpu_memory_mib)
+    if workload.gpu_memory_mib * 100 > limit * settings.gpu_memory_over_percent_max:
+        return Stop(workload.allocation, AllocationStatus.FAILED, reason, 0)
+    if since_ms is not None and now_ms - since_ms >= settings.gpu_memory_warning_ms:
+        return Stop(workload.allocation, AllocationStatus.FAILED, reason, min(workload.grace_ms, settings.memory_stop_grace_ms))
+    return None
+
+
+def _stop_for_idle_gpu(workload: Seen, now_ms: int) -> Stop | None:
+    since_ms, limit_ms = workload.gpu_idle_since_ms, workload.gpu_idle_stop_ms
+    if since_ms is None or limit_ms is None or now_ms - since_ms < limit_ms:
+        return None
+    reason = Reason.of(ReasonCode.GPU_IDLE_STOPPED, idle_ms=now_ms - since_ms, limit_ms=limit_ms)
+    return Stop(workload.allocation, AllocationStatus.FAILED, reason, workload.grace_ms)
+
+
+def _idle_warning(workload: Seen, now_ms: int, settings: Settings) -> Reason | None:
+    """Told after the node's time, or halfway to its own stop where that comes earlier."""
+    since_ms, stop_ms = workload.gpu_idle_since_ms, workload.gpu_idle_stop_ms
+    times = [ms for ms in (settings.gpu_idle_warning_ms, stop_ms // 2 if stop_ms is not None else None) if ms is not None]
+    if since_ms is None or workload.gpu_idle_warned or not times or now_ms - since_ms < min(times):
+        return None
+    follows = f"; it is stopped at {show_duration(stop_ms)} of that" if stop_ms is not None else ""
+    return Reason.of(ReasonCode.GPU_IDLE, idle_ms=now_ms - since_ms, what_follows=follows)
+
+
+def _warnings(workload: Seen, now_ms: int, settings: Settings) -> Iterator[Reason]:
     """What it has not been warned of yet."""
     memory, limit = _memory_reason(workload), workload.disk_limit_bytes
     if memory is not None and workload.over_memory_since_ms is None:
@@ -276,6 +329,12 @@ def _warnings(workload: Seen, settings: Settings) -> Iterator[Reason]:
     if limit is not None and workload.over_disk_since_ms is None and is_near_disk(workload, settings):
         code = ReasonCode.DISK_NEARLY_FULL if workload.disk_held else ReasonCode.OVER_DISK
         yield Reason.of(code, limit_bytes=limit, peak_bytes=workload.disk_bytes)
+    share, taken = workload.gpu_memory_limit_mib, workload.gpu_memory_mib
+    if share is not None and taken > share and workload.over_gpu_memory_since_ms is None:
+        yield Reason.of(ReasonCode.OVER_GPU_MEMORY, device=str(workload.gpu), limit_mib=share, peak_mib=taken)
+    idle = _idle_warning(workload, now_ms, settings)
+    if idle is not None:
+        yield idle
 
 
 def is_near_disk(workload: Seen, settings: Settings) -> bool:
@@ -308,10 +367,14 @@ class Exit:
 
 
 def outcome(
-    end: Exit, stop: tuple[AllocationStatus, Reason] | None, facts: Mapping[str, int], node: str
+    end: Exit,
+    stop: tuple[AllocationStatus, Reason] | None,
+    facts: Mapping[str, int],
+    node: str,
+    gpu_fault: Reason | None = None,
 ) -> tuple[AllocationStatus, Reason]:
     """The final state. `facts`: `limit_bytes` and `peak_bytes` of memory, `disk_limit_bytes` and `disk_bytes`, `silent_ms` of a
-    fence."""
+    fence. `gpu_fault`: what befell its device while it ran, to which a failure is put down."""
     if stop is not None:
         return stop
     if end.fenced:
@@ -322,6 +385,8 @@ def outcome(
         return AllocationStatus.FAILED, Reason.of(ReasonCode.EXIT_UNKNOWN)
     if end.code == 0:
         return AllocationStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED)
+    if gpu_fault is not None:
+        return AllocationStatus.LOST, gpu_fault
     if end.oom_kills > 0:
         limit_bytes, peak_bytes = facts.get("limit_bytes", 0), facts.get("peak_bytes", 0)
         return AllocationStatus.FAILED, Reason.of(ReasonCode.OOM_KILLED, limit_bytes=limit_bytes, peak_bytes=peak_bytes)

@@ -22,10 +22,24 @@ from pathlib import Path
 from typing import Any, cast
 
 from crater_agent.forked import write_record
+from crater_core.model.node import SharingMode
 from crater_core.wire.agents import Lease, ReportBody
 
+WATCHED_SHARING = (SharingMode.MPS.value, SharingMode.TIME_SLICE.value)
+"""What a task may take of a device shared so is watched: MPS holds each process to the limit, and only watching their sum."""
 JOURNAL_BYTES_MAX = 1024**2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A real GPU that it has, or has a share of."""
+
+    uuid: str
+    index: int
+    compute_milli: int = 1000
+    limit_mib: int = 0
+    """The memory that it may use, where nothing but watching keeps it to that; 0: not watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,9 @@ class Record:
     """Its alone; empty: it shares."""
     ports: tuple[int, ...] = ()
     health: dict[str, Any] | None = None
+    gpus: tuple[Granted, ...] = ()
+    """Its real devices."""
+    gpu_idle_stop_ms: int | None = None
     boot_id: str = ""
     started_ms: int = 0
     """By the machine's monotonic clock, which every process of one boot shares."""
@@ -172,6 +189,7 @@ class Records:
         known: dict[str, Any] = {name: value for name, value in raw.items() if name in Record.__dataclass_fields__}
         for name in ("ports", "cores"):
             known[name] = tuple(known.get(name, ()))
+        known["gpus"] = tuple(Granted(**grant) for grant in known.get("gpus", ()))
         record = Record(**known)
         kept = Kept(record, exit=_read(path / "exit.json"), final=report)
         started = self.read_start(record.allocation)
@@ -219,6 +237,12 @@ def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int,
         runtime=runtime,
         ports=tuple(lease.ports),
         health=lease.health.model_dump() if lease.health else None,
+        gpus=tuple(
+            Granted(grant.uuid, grant.index, grant.compute_milli, grant.memory_mib if grant.sharing in WATCHED_SHARING else 0)
+            for grant in lease.devices
+            if not grant.simulated
+        ),
+        gpu_idle_stop_ms=lease.gpu_idle_stop_ms,
         boot_id=boot_id,
         started_ms=now_ms,
     )

@@ -262,6 +262,12 @@ class ProcessRuntime:
         assert self.cgroups is not None
         return self.cgroups.group(workload.record.group).counters()
 
+    def pids(self, workload: Workload) -> set[int]:
+        if self._grouped(workload):
+            assert self.cgroups is not None
+            return self.cgroups.group(workload.record.group).pids()
+        return {process.pid for process in self.processes([workload])[workload.allocation]}
+
     def _grouped(self, workload: Workload) -> bool:
         return bool(workload.record.group) and self.cgroups is not None
 

@@ -36,6 +36,10 @@ class Runtime(Protocol):
         """What the kernel counts for it; None where nothing counts."""
         ...
 
+    def pids(self, workload: Workload) -> set[int]:
+        """Its living processes, as this machine numbers them."""
+        ...
+
     def disk_paths(self, workload: Workload) -> tuple[str, ...]:
         """The directories that count as its disk use."""
         ...

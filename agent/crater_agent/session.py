@@ -116,9 +116,9 @@ class Session:
         while True:
             if self._registered.is_set():
                 await self._unregistered.wait()
-            sent_ms = self._clock.monotonic_ms()
+            sent_ms, told = self._clock.monotonic_ms(), self.declaration
             try:
-                answer = await self.link.register(self.declaration)
+                answer = await self.link.register(told)
             except CraterError as error:
                 self._trouble("registering", error, failures, sent_ms)
                 failures += 1
@@ -126,6 +126,9 @@ class Session:
                 continue
             log.info("registered as %s at %s (term %d)", self.link.node, self.link.endpoint, answer.term)
             failures = 0
+            if told is not self.declaration:
+                # It changed while this was on its way.
+                continue
             self.heard.interval_ms, self.heard.timeout_ms = answer.heartbeat_interval_ms, answer.heartbeat_timeout_ms
             self.heard.revision = None
             self._renewed(sent_ms)

@@ -12,6 +12,17 @@ from crater_core.wire.agents import Lease, ReasonBody, ReportBody, UseBody
 
 
 @dataclass(slots=True)
+class DeviceUse:
+    """Of one device, by one workload."""
+
+    memory_mib: int = 0
+    percent: int | None = None
+    """Of the device, since the reading before; None where it cannot be told."""
+    used: bool | None = None
+    sampled_ms: int | None = None
+
+
+@dataclass(slots=True)
 class Workload:
     record: Record
     phase: Phase = Phase.STARTING
@@ -36,6 +47,15 @@ class Workload:
     """Nothing more could be written when it was last looked at."""
     over_memory_since_ms: int | None = None
     over_disk_since_ms: int | None = None
+    gpus: dict[str, DeviceUse] = field(default_factory=lambda: {})
+    """By UUID: what was last seen of it there."""
+    over_gpu_memory_since_ms: int | None = None
+    gpu_idle_since_ms: int | None = None
+    """None while it uses a device of its own, or nobody can tell."""
+    gpu_idle_warned: bool = False
+    gpu_fault: Reason | None = None
+    """What befell a device of its while it ran: how it ends from here on is not its own doing."""
+    gpu_fault_stops: bool = False
     ready: bool = False
     unhealthy: Reason | None = None
     silent_ms: int = 0
@@ -49,7 +69,8 @@ class Workload:
 
     @property
     def is_warned(self) -> bool:
-        return self.over_memory_since_ms is not None or self.over_disk_since_ms is not None
+        since = (self.over_memory_since_ms, self.over_disk_since_ms, self.over_gpu_memory_since_ms)
+        return self.gpu_idle_warned or any(one is not None for one in since)
 
     @property
     def running(self) -> bool:
@@ -57,6 +78,7 @@ class Workload:
 
     def seen(self) -> Seen:
         record = self.record
+        device, used_mib, limit_mib = self._fullest_gpu()
         watched = not record.group and record.memory_bytes > 0
         return Seen(
             allocation=record.allocation,
@@ -77,9 +99,26 @@ class Workload:
             disk_bytes=self.use.disk_bytes,
             disk_limit_bytes=record.disk_bytes or None,
             disk_held=record.disk_held,
+            gpu=device,
+            gpu_memory_mib=used_mib,
+            gpu_memory_limit_mib=limit_mib,
+            over_gpu_memory_since_ms=self.over_gpu_memory_since_ms,
+            gpu_idle_since_ms=self.gpu_idle_since_ms,
+            gpu_idle_warned=self.gpu_idle_warned,
+            gpu_idle_stop_ms=record.gpu_idle_stop_ms,
+            gpu_fault=self.gpu_fault if self.gpu_fault_stops else None,
             unhealthy=self.unhealthy,
             preparing=self.preparing,
         )
+
+    def _fullest_gpu(self) -> tuple[int, int, int | None]:
+        """Index, MiB used and share in MiB of the device on which it is closest to its share, or furthest beyond; where it has
+        no share to keep to, a limit of None."""
+        held = [(grant, self.gpus[grant.uuid].memory_mib) for grant in self.record.gpus if grant.uuid in self.gpus]
+        shares = [
+            (used_mib / grant.limit_mib, grant.index, used_mib, grant.limit_mib) for grant, used_mib in held if grant.limit_mib
+        ]
+        return max(shares)[1:] if shares else (0, 0, None)
 
     def conclude(self, end: ReportBody) -> None:
         """Nothing of it lives, and this is to be reported, perhaps once more."""
@@ -118,6 +157,9 @@ def use_body(use: Use) -> UseBody:
         memory_peak_bytes=use.memory_peak_bytes,
         disk_bytes=use.disk_bytes,
         gpu_memory_peak_mib=use.gpu_memory_peak_mib,
+        gpu_memory_mib=use.gpu_memory_mib,
+        gpu_busy_ms=use.gpu_busy_ms,
+        gpu_percent_milli=use.gpu_percent_milli,
         cpu_percent_milli=use.cpu_percent_milli,
     )
 

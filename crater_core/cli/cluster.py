@@ -127,6 +127,9 @@ def show_node(name: NodeName, as_json: Json = False) -> None:
         for device in node.devices:
             rows.add_row(*_device_row(device))
         console.print(rows)
+        for device in node.devices:
+            if device.unwell:
+                console.print(Text(f"GPU {device.index} is in quarantine: {clean(device.unwell)}", style="yellow"))
 
 
 def _device_row(device: DeviceView) -> list[str | Text]:

@@ -150,6 +150,8 @@ def _rows(task: TaskView) -> list[tuple[str, str | Group | None]]:
     devices = Group(*(Text(device_line(grant)) for grant in task.devices)) if task.devices else None
     peak = [f"{size(task.memory_peak_bytes)} memory"] if task.memory_peak_bytes else []
     peak += [f"{show_mib(task.gpu_memory_peak_mib)} GPU memory"] if task.gpu_memory_peak_mib else []
+    busy = f"{show_mib(task.gpu_memory_mib)} of GPU memory, {task.gpu_percent_milli / 10:.3g} % of a GPU"
+    computing = task.status == "running" and any(not grant.simulated for grant in task.devices)
     held = f"{task.gpu_hours:.4g} GPU-hours, {task.core_hours:.4g} core-hours, {task.gb_hours:.4g} GB-hours"
     return [
         ("project", f"{task.project}, user {task.user}, priority {task.priority}"),
@@ -171,6 +173,7 @@ def _rows(task: TaskView) -> list[tuple[str, str | Group | None]]:
         ("attempt", f"{task.attempt}" if task.attempt > 1 else None),
         ("exit code", str(task.exit_code) if task.exit_code is not None else None),
         ("peak", ", ".join(peak)),
+        ("uses", busy if computing else None),
         ("held", held if task.started_at_ms is not None else None),
         ("labels", ", ".join(f"{name}={value}" for name, value in task.labels.items())),
     ]

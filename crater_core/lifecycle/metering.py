@@ -24,6 +24,8 @@ def close_record(task: Task, allocation: Allocation) -> UsageRecord:
         to_ms=max(allocation.ended_at_ms, allocation.assigned_at_ms),
         used_cpu_ms=allocation.use.cpu_ms,
         memory_peak_bytes=allocation.use.memory_peak_bytes,
+        used_gpu_ms=allocation.use.gpu_busy_ms,
+        gpu_memory_peak_mib=allocation.use.gpu_memory_peak_mib,
         outcome=allocation.status.value,
         labels=tuple(sorted(spec.labels.items())),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from crater_core.lifecycle.changes import NO_CHANGES, Changes
@@ -33,7 +33,18 @@ def register(snapshot: Snapshot, asked: NodeRegistered, now_ms: int) -> Changes:
     if known and replace(known, registered_at_ms=now_ms, heartbeat_at_ms=now_ms) == node:
         return NO_CHANGES
     what = "registered" if known is None else "returned" if known.status is NodeStatus.LOST else "registered_again"
-    return Changes((node,), events=(_event(node, what, now_ms),)) + _taken_back(snapshot, node, now_ms)
+    events = (_event(node, what, now_ms), *_gpu_events(known, node, now_ms))
+    return Changes((node,), events=events) + _taken_back(snapshot, node, now_ms)
+
+
+def _gpu_events(known: Node | None, node: Node, now_ms: int) -> Iterator[Event]:
+    """Devices that went into quarantine, and those that came back."""
+    before = {device.uuid: device.healthy for device in known.devices} if known else {}
+    for device in node.devices:
+        if device.healthy != before.get(device.uuid, True):
+            facts = {} if device.healthy else {"why": device.unwell}
+            what = "gpu_released" if device.healthy else "gpu_quarantined"
+            yield _event(node, what, now_ms, gpu=device.index, uuid=device.uuid, **facts)
 
 
 def heard(snapshot: Snapshot, seen: NodeHeard, now_ms: int) -> Changes:

@@ -309,7 +309,7 @@ def may_run_again(settings: Settings, task: Task, reason: Reason | None) -> bool
     if task.spec.service is not None or tried >= settings.attempts_max:
         return False
     code = reason.code if reason else None
-    if code in (ReasonCode.NODE_LOST, ReasonCode.ENGINE_LOST):
+    if code in (ReasonCode.NODE_LOST, ReasonCode.ENGINE_LOST, ReasonCode.GPU_FAULT):
         return retry.on_node_loss
     if code is ReasonCode.START_FAILED and reason is not None and reason.facts.get("retryable"):
         return True

@@ -60,6 +60,13 @@ class Use:
     memory_peak_bytes: int = 0
     disk_bytes: int = 0
     gpu_memory_peak_mib: int = 0
+    """The most on one device."""
+    gpu_memory_mib: int = 0
+    """Now, over all its devices."""
+    gpu_busy_ms: int = 0
+    """Time in which a device computed for it, summed over its devices."""
+    gpu_percent_milli: int = 0
+    """GPU use over the last sample, in thousandths of a device, summed over its devices."""
     cpu_percent_milli: int = 0
     """CPU use over the last sample, in thousandths of the requested cores."""
 

@@ -55,7 +55,11 @@ class GpuDevice:
     links: tuple[str, ...] = ()
     """UUIDs of NVLink peers."""
     healthy: bool = True
+    unwell: str = ""
+    """Why it is in quarantine, in words; empty while it is healthy."""
     simulated: bool = False
+    compute_capability: str = ""
+    """Such as 8.0; empty where it is not known."""
 
     @property
     def mig_profile(self) -> str | None:

@@ -59,6 +59,9 @@ class ReasonCode(StrEnum):
     OVER_MEMORY = "over_memory"
     OVER_DISK = "over_disk"
     DISK_NEARLY_FULL = "disk_nearly_full"
+    OVER_GPU_MEMORY = "over_gpu_memory"
+    GPU_XID = "gpu_xid"
+    GPU_IDLE = "gpu_idle"
     # Being started.
     IMAGE_PULLING = "image_pulling"
     # Ended.
@@ -79,6 +82,8 @@ class ReasonCode(StrEnum):
     START_FAILED = "start_failed"
     EXIT_UNKNOWN = "exit_unknown"
     ENGINE_LOST = "engine_lost"
+    GPU_FAULT = "gpu_fault"
+    GPU_IDLE_STOPPED = "gpu_idle_stopped"
     UNHEALTHY = "unhealthy"
     SCALED_DOWN = "scaled_down"
     SUPERSEDED = "superseded"
@@ -90,7 +95,16 @@ TAKEN_FOR_ANOTHER = frozenset({ReasonCode.PREEMPTED, ReasonCode.RECLAIMED, Reaso
 ROOM_WANTED_BACK = TAKEN_FOR_ANOTHER | {ReasonCode.DRAINED}
 """An attempt that ended so was not its task's doing: the task goes back to the queue, and has used up no retry."""
 
-WARNINGS = frozenset({ReasonCode.OVER_MEMORY, ReasonCode.OVER_DISK, ReasonCode.DISK_NEARLY_FULL})
+WARNINGS = frozenset(
+    {
+        ReasonCode.OVER_MEMORY,
+        ReasonCode.OVER_DISK,
+        ReasonCode.DISK_NEARLY_FULL,
+        ReasonCode.OVER_GPU_MEMORY,
+        ReasonCode.GPU_XID,
+        ReasonCode.GPU_IDLE,
+    }
+)
 """Of a task that goes on running."""
 
 Fact = int | str
@@ -191,7 +205,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.DISK_SHORT: "{wanted_bytes} of disk wanted, {free_bytes} free.",
     _C.GPU_SHORT: "{wanted} GPU(s) of {wanted_milli} wanted, {fit} device(s) have that free.",
     _C.GPU_MEMORY_SHORT: "{wanted_mib} of GPU memory wanted, at most {free_mib} free on one device.",
-    _C.GPU_UNHEALTHY: "{count} GPU(s) of the node are in quarantine.",
+    _C.GPU_UNHEALTHY: "{count} GPU(s) of the node are in quarantine{why}.",
     _C.MPS_USER: "The GPUs with room serve another user's MPS processes, and one device serves one user at a time.",
     _C.PORTS_SHORT: "{wanted} port(s) wanted, {free} free.",
     _C.RUNTIME_MISSING: "It needs a node that runs {runtime} tasks.",
@@ -199,6 +213,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.OVER_MEMORY: "It uses more memory than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
     _C.OVER_DISK: "It has written more than it asked for: limit {limit_bytes}, seen {peak_bytes}; it is stopped if it goes on.",
     _C.DISK_NEARLY_FULL: "Its scratch space is nearly full: {peak_bytes} of {limit_bytes}.",
+    _C.OVER_GPU_MEMORY: "It uses more than its share of the memory of GPU {device}: share {limit_mib}, seen {peak_mib}; "
+    "it is stopped if it goes on.",
+    _C.GPU_XID: "The driver reported {what} on GPU {device}, which a program causes.",
+    _C.GPU_IDLE: "Its GPU(s) have not been used for {idle_ms}{what_follows}.",
     _C.IMAGE_PULLING: "The node {node} is fetching image {image}: {done_bytes} of {total_bytes} so far.",
     _C.FINISHED: "It ended by itself.",
     _C.EXIT_CODE: "It ended with exit code {exit_code}.",
@@ -217,6 +235,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.START_FAILED: "It could not be started on {node}: {why}.",
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
     _C.ENGINE_LOST: "The container engine of {node} stopped or was started anew while it ran.",
+    _C.GPU_FAULT: "Its GPU {device} on {node} failed: {why}.",
+    _C.GPU_IDLE_STOPPED: "It was stopped for not using its GPU(s) for {idle_ms}; its gpu_idle_stop is {limit_ms}.",
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
     _C.SCALED_DOWN: "The service needs fewer replicas.",
     _C.SUPERSEDED: "A newer version of the service took its place.",
@@ -245,6 +265,11 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.OVER_MEMORY: "Cancel it and ask for more memory, or let it free some.",
     _C.OVER_DISK: "Let it remove what it no longer needs, or cancel it and ask for more disk.",
     _C.DISK_NEARLY_FULL: "Let it remove what it no longer needs, or cancel it and ask for more disk.",
+    _C.OVER_GPU_MEMORY: "Cancel it and ask for more gpu_memory, or let it free some.",
+    _C.GPU_XID: "Look for an error in its output: `crater logs`.",
+    _C.GPU_IDLE: "Cancel it if it no longer needs them, or ask for none.",
+    _C.GPU_IDLE_STOPPED: "Ask for no GPU for the part that needs none, or raise gpu_idle_stop.",
+    _C.GPU_FAULT: "It is tried again elsewhere where its retry policy says so; `crater nodes show` shows the state of the GPU.",
     _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.GPU_MEMORY_EXCEEDED: "Ask for more gpu_memory, or make the task use less.",

@@ -174,6 +174,8 @@ class TaskSpec:
     strategy: str | None = None
 
     time_limit_ms: int | None = None
+    gpu_idle_stop_ms: int | None = None
+    """It is stopped when none of its GPUs was used for so long; None: its node only tells."""
     grace_ms: int = 10_000
     """From SIGTERM to SIGKILL."""
     retry: RetryPolicy = RetryPolicy()

@@ -25,6 +25,9 @@ class UsageRecord:
     to_ms: int
     used_cpu_ms: int = 0
     memory_peak_bytes: int = 0
+    used_gpu_ms: int = 0
+    """Time in which a device computed for it, summed over its devices."""
+    gpu_memory_peak_mib: int = 0
     outcome: str = ""
     labels: tuple[tuple[str, str], ...] = ()
 

@@ -203,11 +203,12 @@ class Rejections:
         if seen.fit >= gpu.count:
             return None
         unwell = sum(not device.healthy for device in declared)
+        why = next((f": GPU {device.index}: {device.unwell}" for device in declared if device.unwell), "")
         if not seen.allowed:
             all_unwell = unwell and unwell == len(declared)
-            return Reason.of(_C.GPU_UNHEALTHY, count=unwell) if all_unwell else _no_such_device(fits, np.array([row]))
+            return Reason.of(_C.GPU_UNHEALTHY, count=unwell, why=why) if all_unwell else _no_such_device(fits, np.array([row]))
         if seen.allowed < gpu.count <= seen.allowed + unwell:
-            return Reason.of(_C.GPU_UNHEALTHY, count=unwell)
+            return Reason.of(_C.GPU_UNHEALTHY, count=unwell, why=why)
         if seen.with_compute < gpu.count:
             return Reason.of(_C.GPU_SHORT, wanted=gpu.count, wanted_milli=seen.compute, fit=seen.with_compute)
         if seen.with_memory < gpu.count:

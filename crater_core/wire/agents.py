@@ -30,7 +30,9 @@ class DeviceDeclaration(Incoming):
     numa_node: int | None = None
     links: tuple[str, ...] = ()
     healthy: bool = True
+    unwell: str = Field(default="", max_length=1000, description="why it is in quarantine, where it is not healthy")
     simulated: bool = False
+    compute_capability: str = Field(default="", max_length=20)
 
 
 class AmountsDeclaration(Incoming):
@@ -99,6 +101,9 @@ class UseBody(Incoming):
     memory_peak_bytes: int = Field(default=0, ge=0)
     disk_bytes: int = Field(default=0, ge=0)
     gpu_memory_peak_mib: int = Field(default=0, ge=0)
+    gpu_memory_mib: int = Field(default=0, ge=0)
+    gpu_busy_ms: int = Field(default=0, ge=0)
+    gpu_percent_milli: int = Field(default=0, ge=0)
     cpu_percent_milli: int = Field(default=0, ge=0)
 
     def to_use(self) -> Use:
@@ -211,6 +216,8 @@ class Lease(Outgoing):
     array_index: int | None = None
     array_size: int = 0
     time_limit_ms: int | None = None
+    gpu_idle_stop_ms: int | None = None
+    """Stop it when none of its GPUs was used for so long; None: only tell."""
     grace_ms: int = 10_000
     health: HealthView | None = None
     labels: dict[str, str] = {}
@@ -261,6 +268,7 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         array_index=task.array_index,
         array_size=spec.array.size if spec.array is not None else 0,
         time_limit_ms=spec.time_limit_ms,
+        gpu_idle_stop_ms=spec.gpu_idle_stop_ms,
         grace_ms=spec.grace_ms,
         health=HealthView(
             path=health.path,

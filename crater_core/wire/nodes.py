@@ -22,7 +22,9 @@ class DeviceView(Outgoing):
     sharing: str
     overcommit_milli: int
     healthy: bool
+    unwell: str = ""
     simulated: bool
+    compute_capability: str = ""
     used_compute_milli: int = 0
     used_memory_mib: int = 0
 
@@ -38,7 +40,9 @@ class DeviceView(Outgoing):
             sharing=device.sharing.value,
             overcommit_milli=device.overcommit_milli,
             healthy=device.healthy,
+            unwell=device.unwell,
             simulated=device.simulated,
+            compute_capability=device.compute_capability,
             used_compute_milli=used_compute_milli,
             used_memory_mib=used_memory_mib,
         )

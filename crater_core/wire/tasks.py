@@ -162,6 +162,9 @@ class TaskSubmission(Incoming):
     quota_policy: Slug | None = None
     strategy: Slug | None = None
     time_limit: DurationMs | None = None
+    gpu_idle_stop: Annotated[DurationMs, Field(ge=10_000)] | None = Field(
+        default=None, description="stop it when none of its GPUs was used for so long; without it the task is only warned"
+    )
     grace: DurationMs = Field(default=10_000, le=3_600_000, description="from SIGTERM to SIGKILL")
     retry: RetryBody = RetryBody()
     on_disconnect: Literal["stop", "keep"] = "stop"
@@ -228,6 +231,7 @@ class TaskSubmission(Incoming):
             quota_policy=self.quota_policy,
             strategy=self.strategy,
             time_limit_ms=self.time_limit,
+            gpu_idle_stop_ms=self.gpu_idle_stop,
             grace_ms=self.grace,
             retry=self.retry.to_policy(),
             on_disconnect=OnDisconnect(self.on_disconnect),
@@ -307,6 +311,13 @@ class TaskView(Outgoing):
     memory_peak_bytes: int = 0
     gpu_memory_peak_mib: int = 0
     cpu_percent_milli: int = 0
+    gpu_memory_mib: int = 0
+    """Now, over all its devices."""
+    gpu_percent_milli: int = 0
+    """GPU use over the last sample, in thousandths of a device, over all its devices."""
+    gpu_busy_hours: float = 0.0
+    """Of `gpu_hours`, the part in which a device computed for it."""
+    gpu_idle_stop_ms: int | None = None
     revision: int = 0
 
     @property
@@ -379,6 +390,10 @@ def task_view(
         memory_peak_bytes=max((a.use.memory_peak_bytes for a in allocations), default=0),
         gpu_memory_peak_mib=max((a.use.gpu_memory_peak_mib for a in allocations), default=0),
         cpu_percent_milli=max((a.use.cpu_percent_milli for a in allocations), default=0),
+        gpu_memory_mib=sum(a.use.gpu_memory_mib for a in allocations),
+        gpu_percent_milli=sum(a.use.gpu_percent_milli for a in allocations),
+        gpu_busy_hours=sum(a.use.gpu_busy_ms for a in allocations) / HOUR_MS,
+        gpu_idle_stop_ms=spec.gpu_idle_stop_ms,
         revision=revision,
     )
 

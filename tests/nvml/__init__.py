@@ -13,7 +13,7 @@ SOURCE = Path(__file__).with_name("stand_in.c")
 def build(directory: Path) -> Path:
     """libnvidia-ml.so.1 in `directory`."""
     library = directory / "libnvidia-ml.so.1"
-    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
+    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 
@@ -36,6 +36,19 @@ def gpu(
     mig: int = -1,
 ) -> str:
     return f"gpu {uuid} {bus} {memory_mib} {used_mib} {use} {celsius} {milliwatt} {answer} {mig} {name}"
+
+
+def process(uuid: str, pid: int, memory_mib: int, use: int = 0, kind: str = "compute") -> str:
+    return f"process {uuid} {pid} {memory_mib} {use} {kind}"
+
+
+def values(uuid: str, **given: int) -> list[str]:
+    """Lines that set values of a card: see README.md for the keys."""
+    return [f"set {uuid} {key} {value}" for key, value in given.items()]
+
+
+def xid(uuid: str, number: int, sequence: int) -> str:
+    return f"xid {uuid} {number} {sequence}"
 
 
 def write(file: Path, lines: Iterable[str]) -> None:

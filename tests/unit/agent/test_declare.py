@@ -36,7 +36,7 @@ def test_without_pools_everything_the_machine_has_is_offered():
     }
     assert (node.capacity.cpu_milli, node.capacity.memory_bytes, node.capacity.disk_bytes) == (16_000, 64 * GIB, 4 * 10**11)
     assert [device.uuid for device in node.devices] == ["GPU-a", "GPU-b"]
-    assert node.labels == {"gpu_type": "nvidia-a100"}
+    assert node.labels == {"gpu_type": "nvidia-a100", "driver": "570"}
 
 
 def test_what_is_reserved_is_capacity_but_not_allocatable():

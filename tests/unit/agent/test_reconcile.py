@@ -201,3 +201,56 @@ def test_nothing_is_started_while_something_unwanted_still_lives():
     assert reconcile([WANT], [stopping], 2_000, RENEWED, NODE) == ()
     assert reconcile([WANT], [stopping], 11_000, RENEWED, NODE) == (Kill("b"),)
     assert reconcile([WANT], [replace(left, phase=Phase.ENDED, lives=False)], 12_000, RENEWED, NODE) == (Start("a"),)
+
+
+# ---- GPUs
+
+SHARE = replace(RUNS, gpu=1, gpu_memory_limit_mib=10_000)
+
+
+def test_over_its_share_of_gpu_memory_it_is_warned_then_stopped_with_the_numbers():
+    over = replace(SHARE, gpu_memory_mib=11_000)
+    facts = {"limit_mib": 10_000, "peak_mib": 11_000}
+    assert _one(WANT, replace(SHARE, gpu_memory_mib=10_000)) is None
+    assert _one(WANT, over) == Warn("a", Reason.of(ReasonCode.OVER_GPU_MEMORY, device="1", **facts))
+    warned = replace(over, over_gpu_memory_since_ms=1_000)
+    assert _one(WANT, warned, now_ms=3_999) is None
+    end = Reason.of(ReasonCode.GPU_MEMORY_EXCEEDED, **facts)
+    assert _one(WANT, warned, now_ms=4_000) == Stop("a", Status.FAILED, end, 3_000)
+
+
+def test_far_over_its_share_of_gpu_memory_it_is_stopped_at_once():
+    action = _one(WANT, replace(SHARE, gpu_memory_mib=12_501))
+    assert isinstance(action, Stop)
+    assert (action.reason.code, action.grace_ms) == (ReasonCode.GPU_MEMORY_EXCEEDED, 0)
+
+
+def test_an_unused_gpu_is_told_after_the_nodes_time_and_once():
+    idle, told = replace(RUNS, gpu_idle_since_ms=1_000), Settings(node="n1", gpu_idle_warning_ms=10_000)
+    warning = Warn("a", Reason.of(ReasonCode.GPU_IDLE, idle_ms=10_000, what_follows=""))
+    assert reconcile([WANT], [idle], 10_999, RENEWED, told) == ()
+    assert reconcile([WANT], [idle], 11_000, RENEWED, told) == (warning,)
+    assert reconcile([WANT], [replace(idle, gpu_idle_warned=True)], 99_000, RENEWED, told) == ()
+    assert reconcile([WANT], [idle], 99_000, RENEWED, NODE) == ()
+
+
+def test_an_unused_gpu_ends_a_task_that_says_so_after_a_warning_halfway():
+    idle = replace(RUNS, gpu_idle_since_ms=0, gpu_idle_stop_ms=60_000)
+    assert _one(WANT, idle, now_ms=29_999) is None
+    assert _one(WANT, idle, now_ms=30_000) == Warn(
+        "a", Reason.of(ReasonCode.GPU_IDLE, idle_ms=30_000, what_follows="; it is stopped at 1m of that")
+    )
+    end = Reason.of(ReasonCode.GPU_IDLE_STOPPED, idle_ms=60_000, limit_ms=60_000)
+    assert _one(WANT, replace(idle, gpu_idle_warned=True), now_ms=60_000) == Stop("a", Status.FAILED, end, 10_000)
+
+
+def test_a_card_that_fails_takes_its_task_along_as_lost():
+    fault = Reason.of(ReasonCode.GPU_FAULT, device="0", node="n1", why="it is lost")
+    assert _one(WANT, replace(RUNS, gpu_fault=fault)) == Stop("a", Status.LOST, fault, 10_000)
+
+
+def test_a_failure_on_a_card_that_failed_is_put_down_to_the_card_and_a_success_is_not():
+    fault = Reason.of(ReasonCode.GPU_FAULT, device="0", node="n1", why="it is lost")
+    assert outcome(Exit(code=7), None, {}, "n1", fault) == (Status.LOST, fault)
+    assert outcome(Exit(signal=11), None, {}, "n1", fault) == (Status.LOST, fault)
+    assert outcome(Exit(code=0), None, {}, "n1", fault)[0] is Status.SUCCEEDED

@@ -71,3 +71,26 @@ def test_what_was_said_before_the_lease_ran_out_is_void_and_asked_for_anew() -> 
             await asyncio.gather(talking, return_exceptions=True)
 
     asyncio.run(story())
+
+
+def test_what_changes_while_a_registration_is_on_its_way_is_registered_after_it() -> None:
+    async def story() -> None:
+        line = Line()
+        records = SimpleNamespace(save_lease_clock=lambda *_: None)
+        place = SimpleNamespace(boot_id="b", scratch_root=Path("/"))
+        runtime: Any = SimpleNamespace(spawner=SimpleNamespace(renew=lambda _: None), records=records, place=place)
+        link: Any = line
+        session = Session(NodeDeclaration(), link, runtime, {}, ManualClock())
+        talking = asyncio.create_task(session.run())
+        try:
+            (first,), registered = await line.next("register")
+            session.declare(first.model_copy(update={"notes": ("changed",)}))
+            answer = Registered(term=1, heartbeat_interval_ms=10, heartbeat_timeout_ms=30_000, server_time_ms=0)
+            registered.set_result(answer)
+            (second,), _ = await line.next("register")
+            assert (first.notes, second.notes) == ((), ("changed",))
+        finally:
+            talking.cancel()
+            await asyncio.gather(talking, return_exceptions=True)
+
+    asyncio.run(story())

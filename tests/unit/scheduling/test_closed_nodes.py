@@ -23,7 +23,7 @@ def test_a_device_in_quarantine_is_never_chosen(strategy: str, gpu: int) -> None
     assert len(plan.placements) == 2 * 1000 // gpu
     snapshot.advance([a_node("a", gpus=2, unwell=[0, 1]), a_node("b", gpus=2, unwell=[0, 1])])
     rejections = {candidate.node: candidate.rejection for candidate in explain(snapshot, "t8", 0).candidates}
-    assert rejections == dict.fromkeys(("a", "b"), Reason.of(ReasonCode.GPU_UNHEALTHY, count=2))
+    assert rejections == dict.fromkeys(("a", "b"), Reason.of(ReasonCode.GPU_UNHEALTHY, count=2, why=""))
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))

@@ -1,0 +1,384 @@
+"""Watches the node's real GPUs: what each task uses of them, and whether each may be given out. The thin edge around the pure
+modules `gpu_tenants`, `gpu_faults`, `gpu_quarantine` and `gpu_idle`; all of it runs in the agent's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from crater_agent.config import GpuHealth
+from crater_agent.gpu_faults import UNWELCOME, Fault, Whose, of_reading, of_xid, throttling, whose, xid_text
+from crater_agent.gpu_idle import idle_since
+from crater_agent.gpu_quarantine import Quarantine, looked_at, struck
+from crater_agent.gpu_reader import CardReader, News
+from crater_agent.gpu_reading import Glance, Reading, XidEvent
+from crater_agent.gpu_tenants import Tenancy, any_use, faults_of_tenancy, shares_of_use, tenancy
+from crater_agent.nvml import Gpu, Nvml
+from crater_agent.records import Granted, Record
+from crater_agent.runtimes import Runtimes
+from crater_agent.workload import DeviceUse, Workload
+from crater_core.clock import Clock
+from crater_core.errors import RuntimeFailed
+from crater_core.model.reason import Reason, ReasonCode
+from crater_core.wire.agents import Lease
+
+log = logging.getLogger("crater.agent.gpu")
+STRANGER_MS = 1_500
+"""A process that is on a device for less is one that is just being taken away, or one that only looks."""
+RELEASE_S = 6.0
+"""How long the driver may take to give back what an ended task held, before a next task is refused the device."""
+TICK_S = 1.0
+MPS_SERVER = "nvidia-cuda-mps"
+
+
+@dataclass(slots=True)
+class Device:
+    """What is known of one."""
+
+    gpu: Gpu
+    reader: CardReader
+    reading: Reading | None = None
+    """The last whole one."""
+    glance: Glance | None = None
+    """The last of any kind."""
+    looked_ms: int = 0
+    tenancy: Tenancy | None = None
+    quarantine: Quarantine = Quarantine()
+    strangers: dict[int, int] = field(default_factory=lambda: {})
+    """Since when a process of nobody's was seen, by pid."""
+    unsettled_ms: int | None = None
+    """Since when something of an ended task may still be there."""
+    reported: str = ""
+    """Why it is in quarantine, as the scheduler knows it."""
+    xids: int = 0
+    throttled: frozenset[str] = frozenset()
+
+
+class GpuWatch:
+    """`on_change` is called when a decision about a workload may have changed, `on_xid` when a program's fault was reported on
+    a device of its, `on_health` with why each device is in quarantine, by UUID, when that has changed."""
+
+    def __init__(
+        self,
+        door: Nvml,
+        gpus: Iterable[Gpu],
+        interval_ms: int,
+        settings: GpuHealth,
+        node: str,
+        workloads: Mapping[str, Workload],
+        runtimes: Runtimes,
+        clock: Clock,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_xid: Callable[[Workload, Reason], None] = lambda workload, reason: None
+        self.on_health: Callable[[Mapping[str, str]], None] = lambda unwell: None
+        self._door, self._settings, self._node = door, settings, node
+        self._workloads, self._runtimes, self._clock = workloads, runtimes, clock
+        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._looked = asyncio.Condition()
+        self._reopened_ms = 0
+        self.devices: dict[str, Device] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        by_card: dict[str, list[Gpu]] = {}
+        for gpu in gpus:
+            by_card.setdefault(gpu.card, []).append(gpu)
+        self._readers: list[CardReader] = []
+        for of_card in by_card.values():
+            reader = CardReader(door, tuple(of_card), interval_ms / 1000, self._tell)
+            self._readers.append(reader)
+            self.devices |= {gpu.uuid: Device(gpu, reader) for gpu in of_card}
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(device.reading for device in self.devices.values() if device.reading is not None)
+
+    # ---- life
+
+    async def attend(self) -> None:
+        """Until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        for reader in self._readers:
+            reader.start()
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        self._take(await self._news.get())
+                        while not self._news.empty():
+                            self._take(self._news.get_nowait())
+                        async with self._looked:
+                            self._looked.notify_all()
+                self._tick()
+                self._tell_health()
+        finally:
+            for reader in self._readers:
+                reader.stop()
+
+    def _tell(self, news: News) -> None:
+        """Called by the readers' threads."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    def _tick(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        busy = {grant.uuid for workload in self._running() for grant in workload.record.gpus}
+        for reader in self._readers:
+            reader.watched = any(d.gpu.uuid in busy or d.unsettled_ms is not None for d in self._of_card(reader.card))
+        for device in self.devices.values():
+            silent_s = device.reader.silent_s
+            if silent_s * 1000 > self._settings.answer_within:
+                device.reading = device.glance = None
+                fault = Fault("silent", f"NVML has not answered for {int(self._settings.answer_within / 1000)} s")
+                device.quarantine = looked_at(device.quarantine, (fault,), now_ms, self._settings.well_for)
+            elif device.quarantine.faults and now_ms - device.looked_ms >= self._settings.recheck:
+                self._look_again(device, now_ms)
+
+    def _look_again(self, device: Device, now_ms: int) -> None:
+        lost = any(fault.code == "lost" for fault in device.quarantine.faults)
+        hangs = any(reader.silent_s > TICK_S for reader in self._readers)
+        if lost and not hangs and now_ms - self._reopened_ms >= self._settings.recheck:
+            # A card that is back is seen only by those who open the library anew. One call that hangs would hold up all others.
+            self._reopened_ms = now_ms
+            asyncio.get_running_loop().run_in_executor(None, self._door.reopen)
+        device.reader.hurry()
+
+    def _tell_health(self) -> None:
+        unwell = {uuid: device.quarantine.why for uuid, device in self.devices.items()}
+        if all(device.reported == unwell[uuid] for uuid, device in self.devices.items()):
+            return
+        for uuid, device in self.devices.items():
+            if unwell[uuid] != device.reported:
+                if unwell[uuid]:
+                    log.error("GPU %d (%s) is in quarantine: %s", device.gpu.index, uuid, unwell[uuid])
+                else:
+                    log.warning("GPU %d (%s) is given out again", device.gpu.index, uuid)
+                device.reported = unwell[uuid]
+        self.on_health({uuid: why for uuid, why in unwell.items() if why})
+
+    # ---- what the agent asks
+
+    async def ready_for(self, lease: Lease) -> None:
+        """Raises RuntimeFailed where a device of the lease may not be used now; waits a while for what an ended task leaves."""
+        for grant in lease.devices:
+            device = self.devices.get(grant.uuid)
+            if device is None:
+                continue
+            if device.unsettled_ms is not None:
+                device.reader.hurry()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RELEASE_S), self._looked:
+                        await self._looked.wait_for(lambda device=device: device.unsettled_ms is None or device.quarantine.faults)
+            why = device.quarantine.why
+            if not why and device.unsettled_ms is not None:
+                why = "what an ended task held there has not been given back"
+            if why:
+                raise RuntimeFailed(f"GPU {device.gpu.index} cannot be used: {why}", again=1)
+
+    def released(self, record: Record) -> None:
+        """What it held may still be there until it was looked at."""
+        for grant in record.gpus:
+            device = self.devices.get(grant.uuid)
+            if device is not None:
+                device.unsettled_ms = self._clock.monotonic_ms()
+                device.reader.hurry()
+
+    # ---- what the readers tell
+
+    def _take(self, news: News) -> None:
+        if isinstance(news, XidEvent):
+            self._hear(news)
+            return
+        glance = news.glance if isinstance(news, Reading) else news
+        device = self.devices[glance.uuid]
+        now_ms = self._clock.monotonic_ms()
+        if isinstance(news, Glance) and news.error and device.glance is not None and not device.glance.error:
+            device.reader.hurry()
+        device.glance, device.looked_ms = glance, now_ms
+        tenants = self._tenants(device)
+        owners = self._owners(tenants)
+        alone = self._alone(device, tenants)
+        gone = {holder.pid for holder in glance.holders or () if holder.pid not in owners and not _lives(holder.pid)}
+        waiting = self._look_for_strangers(device, glance, owners, now_ms)
+        known = {pid: _who(pid) for pid, since_ms in device.strangers.items() if now_ms - since_ms >= STRANGER_MS}
+        device.tenancy = tenancy(glance, owners, alone, known, gone)
+        occupied = bool(tenants)
+        self._settle(device, waiting or bool(gone), occupied, now_ms)
+        if not glance.error:
+            self._measure(device, tenants)
+        if isinstance(news, Reading):
+            self._take_whole(device, news, tenants, owners, alone, now_ms)
+        elif device.unsettled_ms is None or occupied:
+            self._judge(device, of_reading(device.reading, self._settings.ignore) if device.reading else (), occupied, now_ms)
+
+    def _take_whole(
+        self, device: Device, reading: Reading, tenants: list[Workload], owners: Mapping[int, str], alone: str | None, now_ms: int
+    ) -> None:
+        device.reading = reading
+        throttled = throttling(reading.throttle_mask) & UNWELCOME
+        if throttled - device.throttled:
+            log.warning("GPU %d (%s) is slowed down: %s", device.gpu.index, device.gpu.uuid, ", ".join(sorted(throttled)))
+        device.throttled = throttled
+        if not reading.glance.error:
+            self._count_use(device, reading, tenants, owners, alone, now_ms)
+        self._judge(device, of_reading(reading, self._settings.ignore), bool(tenants), now_ms)
+
+    def _judge(self, device: Device, faults: tuple[Fault, ...], occupied: bool, now_ms: int) -> None:
+        before = device.quarantine
+        if device.glance is not None and device.unsettled_ms is None:
+            faults += faults_of_tenancy(device.glance, device.tenancy, occupied, self._settings.ignore)
+        device.quarantine = looked_at(before, faults, now_ms, self._settings.well_for)
+        self._befall(device, before)
+
+    def _befall(self, device: Device, before: Quarantine) -> None:
+        """What a new fault of a device means for the tasks on it."""
+        fresh = [
+            fault for fault in device.quarantine.faults if fault not in before.faults and (fault.stops or fault.code == "xid_94")
+        ]
+        for fault in fresh:
+            for workload in self._tenants(device):
+                if workload.gpu_fault is None:
+                    workload.gpu_fault = Reason.of(
+                        ReasonCode.GPU_FAULT, device=str(device.gpu.index), node=self._node, why=fault.text
+                    )
+                workload.gpu_fault_stops |= fault.stops and self._settings.running_work == "stop"
+        if fresh:
+            self.on_change()
+
+    def _hear(self, event: XidEvent) -> None:
+        for device in self._of_card(event.uuid):
+            device.xids += 1
+            log.warning("GPU %d (%s): %s", device.gpu.index, device.gpu.uuid, xid_text(event.number))
+            fault = of_xid(event.number)
+            if fault is not None and fault.code not in self._settings.ignore:
+                before = device.quarantine
+                device.quarantine = struck(before, fault, self._clock.monotonic_ms())
+                self._befall(device, before)
+                device.reader.hurry()
+            if whose(event.number) is Whose.PROGRAM:
+                reason = Reason.of(ReasonCode.GPU_XID, device=str(device.gpu.index), what=xid_text(event.number))
+                for workload in self._tenants(device):
+                    self.on_xid(workload, reason)
+
+    # ---- whose it is
+
+    def _running(self) -> list[Workload]:
+        return [workload for workload in self._workloads.values() if workload.running and workload.lives]
+
+    def _tenants(self, device: Device) -> list[Workload]:
+        uuid = device.gpu.uuid
+        return [workload for workload in self._running() if any(grant.uuid == uuid for grant in workload.record.gpus)]
+
+    def _of_card(self, card: str) -> list[Device]:
+        return [device for device in self.devices.values() if device.gpu.card == card]
+
+    def _owners(self, tenants: Iterable[Workload]) -> dict[int, str]:
+        return {pid: w.allocation for w in tenants for pid in self._runtimes.of(w.record).pids(w)}
+
+    @staticmethod
+    def _alone(device: Device, tenants: list[Workload]) -> str | None:
+        """The one that has all of it: who else is there is not one of ours."""
+        if len(tenants) != 1:
+            return None
+        grant = next(grant for grant in tenants[0].record.gpus if grant.uuid == device.gpu.uuid)
+        return tenants[0].allocation if grant.compute_milli >= 1000 else None
+
+    def _look_for_strangers(self, device: Device, glance: Glance, owners: Mapping[int, str], now_ms: int) -> bool:
+        """Whether there are some that were not there for long yet."""
+        there = {
+            holder.pid
+            for holder in glance.holders or ()
+            if holder.computes
+            and holder.pid not in owners
+            and _lives(holder.pid)
+            and not _comm(holder.pid).startswith(MPS_SERVER)
+        }
+        device.strangers = {pid: device.strangers.get(pid, now_ms) for pid in there}
+        return any(now_ms - since_ms < STRANGER_MS for since_ms in device.strangers.values())
+
+    @staticmethod
+    def _settle(device: Device, waiting: bool, occupied: bool, now_ms: int) -> None:
+        """Look again soon while something may be left of an ended task, until it is gone or has been there for too long."""
+        if waiting and device.unsettled_ms is None:
+            device.unsettled_ms = now_ms
+        if device.unsettled_ms is None:
+            return
+        glance, late = device.glance, now_ms - device.unsettled_ms >= RELEASE_S * 1000 / 2
+        empty = glance is not None and not faults_of_tenancy(glance, device.tenancy, occupied) and not device.strangers
+        if (empty and not waiting) or late:
+            device.unsettled_ms = None
+
+    # ---- what they use
+
+    def _measure(self, device: Device, tenants: list[Workload]) -> None:
+        if device.tenancy is None:
+            return
+        for workload in tenants:
+            use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
+            use.memory_mib = device.tenancy.memory_mib.get(workload.allocation, 0)
+            self._sum_up(workload)
+            grant = _grant(workload, device)
+            over = bool(grant.limit_mib) and use.memory_mib > grant.limit_mib
+            if over:
+                self.on_change()
+
+    @staticmethod
+    def _sum_up(workload: Workload, busy_ms: int = 0) -> None:
+        uses = workload.gpus.values()
+        most = max((use.memory_mib for use in uses), default=0)
+        workload.use = replace(
+            workload.use,
+            gpu_memory_mib=sum(use.memory_mib for use in uses),
+            gpu_memory_peak_mib=max(workload.use.gpu_memory_peak_mib, most),
+            gpu_percent_milli=sum((use.percent or 0) * 10 for use in uses),
+            gpu_busy_ms=workload.use.gpu_busy_ms + busy_ms,
+        )
+
+    def _count_use(
+        self, device: Device, reading: Reading, tenants: list[Workload], owners: Mapping[int, str], alone: str | None, now_ms: int
+    ) -> None:
+        shares = shares_of_use(reading, owners, alone)
+        for workload in tenants:
+            use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
+            since_ms = now_ms - (use.sampled_ms if use.sampled_ms is not None else workload.record.started_ms)
+            use.percent = None if shares is None else shares.get(workload.allocation, 0)
+            use.sampled_ms = now_ms
+            pids = [pid for pid, allocation in owners.items() if allocation == workload.allocation]
+            use.used = any_use(reading, pids, workload.allocation == alone)
+            self._sum_up(workload, max(0, since_ms) * (use.percent or 0) // 100)
+            # Of a device that has not been read yet nobody can tell.
+            used = [workload.gpus[g.uuid].used if g.uuid in workload.gpus else None for g in workload.record.gpus]
+            workload.gpu_idle_since_ms = idle_since(workload.gpu_idle_since_ms, used, now_ms)
+
+
+def _grant(workload: Workload, device: Device) -> Granted:
+    return next(grant for grant in workload.record.gpus if grant.uuid == device.gpu.uuid)
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _who(pid: int) -> tuple[str, str]:
+    """Its user and its program's name. Not its arguments: they may hold secrets."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return "?", "gone"
+    try:
+        return pwd.getpwuid(uid).pw_name, _comm(pid)
+    except KeyError:
+        return str(uid), _comm(pid)
