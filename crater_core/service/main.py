@@ -16,6 +16,7 @@ from crater_core.errors import BadConfiguration, CraterError
 from crater_core.scheduling import STRATEGIES
 from crater_core.service.auth import hash_of, new_token
 from crater_core.service.config import ROLES, SchedulerConfig, load_config
+from crater_core.service.garbage import look_seldom
 from crater_core.service.logs import start_logging
 from crater_core.service.metrics import AddressInUse
 from crater_core.service.plugins import load_strategies
@@ -103,6 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _serve(config: SchedulerConfig, listener: socket.socket) -> int:
     sys.setswitchinterval(SWITCH_S)
+    look_seldom()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(config, listener, _ready))

@@ -20,6 +20,7 @@ from crater_core.service.app import make_app
 from crater_core.service.auth import Guard
 from crater_core.service.config import SchedulerConfig
 from crater_core.service.engine import Engine
+from crater_core.service.garbage import set_apart
 from crater_core.service.http import Hub
 from crater_core.service.leadership import Leadership
 from crater_core.service.metrics import SchedulerMetrics
@@ -40,6 +41,7 @@ async def serve(config: SchedulerConfig, listener: socket.socket, ready: Ready) 
     metrics = SchedulerMetrics()
     try:
         engine = Engine(store, config.settings(), observer=metrics, standby=config.is_shared)
+        set_apart()
         engine.own_url = config.advertise_url or _url_of(listener, public=True)
         metrics.watch(engine)
         metrics_url = _serve_metrics(config, metrics)
@@ -64,9 +66,12 @@ async def _leadership(config: SchedulerConfig, listener: socket.socket, engine: 
         return
     url = engine.own_url
     store = cast(SharedStore, engine.store)
-    leadership = Leadership(
-        engine, store, f"{socket.gethostname()} {url}", url, config.leader_lease, lambda: engine.happen(*policies)
-    )
+
+    async def on_lead() -> None:
+        set_apart()
+        await engine.happen(*policies)
+
+    leadership = Leadership(engine, store, f"{socket.gethostname()} {url}", url, config.leader_lease, on_lead)
     running = asyncio.create_task(leadership.run(), name="leadership")
     try:
         settled = asyncio.create_task(leadership.settled.wait())
