@@ -45,12 +45,17 @@ def _waiting() -> list[dict[str, Any]]:
     return importlib.import_module("benchmarks.waiting").rows()
 
 
+def _scale() -> list[dict[str, Any]]:
+    return [figure.as_row() for figure in importlib.import_module("benchmarks.scale").rows()]
+
+
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
     "dagster": _on_a_cluster("benchmarks.dagster_runs"),
     "placement": _placement,
     "waiting": _waiting,
+    "scale": _scale,
 }
 
 

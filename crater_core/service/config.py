@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator
 from crater_core.configuration import DurationMs, Expected, Milli, Strict, bad_value, load_yaml
 from crater_core.errors import BadConfiguration
 from crater_core.model.snapshot import Settings
+from crater_core.store.etcd_access import EtcdAccess, read_access
 from crater_core.wire.nodes import QuotaBody
 
 ROLES = ("admin", "submitter", "agent", "viewer")
@@ -91,6 +93,16 @@ class TokenSettings(Strict):
         return value
 
 
+class EtcdSettings(Strict):
+    """How the scheduler is let in by etcd, and which certificates it believes."""
+
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
 class SchedulerConfig(Strict):
     """The whole file. Absent keys have the defaults shown here."""
 
@@ -99,6 +111,7 @@ class SchedulerConfig(Strict):
     database_url: str | None = None
     etcd_endpoints: tuple[str, ...] | None = None
     etcd_prefix: str = Field(default="/crater/", pattern=r"^/([A-Za-z0-9._-]+/)+$")
+    etcd: EtcdSettings = EtcdSettings()
     advertise_url: str | None = None
     leader_lease: DurationMs = Field(default=10_000, ge=1000, le=600_000)
     scheduling_policy: str = "best_fit"
@@ -167,6 +180,12 @@ class SchedulerConfig(Strict):
         path = Path(self.database_url.removeprefix("sqlite:///")) if self.database_url else self.data_dir / "crater.db"
         return f"sqlite:///{path.expanduser()}"
 
+    def etcd_access(self) -> EtcdAccess | None:
+        """None where the file has nothing about it: the environment may. Raises BadConfiguration."""
+        etcd = self.etcd
+        files = (etcd.password_file, etcd.ca_file, etcd.cert_file, etcd.key_file)
+        return None if etcd == EtcdSettings() else read_access(os.environ, etcd.user, *files)
+
     def settings(self) -> Settings:
         """The part that decisions depend on."""
         return Settings(
@@ -207,6 +226,12 @@ def _check(config: SchedulerConfig, file: str, strategies: tuple[str, ...]) -> N
         raise bad_value(file, "heartbeat_timeout", f"{config.heartbeat_timeout} ms", expected)
     if config.etcd_endpoints and config.database_url:
         raise bad_value(file, "etcd_endpoints", ", ".join(config.etcd_endpoints), "either etcd_endpoints or database_url")
+    if config.etcd != EtcdSettings() and not config.etcd_endpoints:
+        raise bad_value(file, "etcd", "no etcd_endpoints beside it", "etcd_endpoints: this is about them")
+    certificates = config.etcd.ca_file or config.etcd.cert_file or config.etcd.key_file
+    for endpoint in config.etcd_endpoints or ():
+        if certificates and not endpoint.startswith("https://"):
+            raise bad_value(file, "etcd_endpoints", endpoint, "https://, as certificates are named under `etcd`")
     used = {"scheduling_policy": config.scheduling_policy}
     used |= {f"pools.{name}.strategy": pool.strategy for name, pool in config.pools.items()}
     for field, strategy in used.items():

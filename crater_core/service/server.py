@@ -37,7 +37,7 @@ Ready = Callable[[str, str | None, SchedulerConfig], None]
 
 async def serve(config: SchedulerConfig, listener: socket.socket, ready: Ready) -> int:
     """Until a signal comes or another scheduler takes a store over that only one may use; gives the exit code."""
-    store = open_store(config.store_url)
+    store = open_store(config.store_url, config.etcd_access())
     metrics = SchedulerMetrics()
     try:
         engine = Engine(store, config.settings(), observer=metrics, standby=config.is_shared)

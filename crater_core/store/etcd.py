@@ -11,6 +11,7 @@ from typing import Any
 
 from crater_core.errors import StaleRevision, StaleTerm, StoreUnavailable
 from crater_core.lifecycle.changes import Changes
+from crater_core.store.etcd_access import EtcdAccess
 from crater_core.store.etcd_copy import EtcdCopy
 from crater_core.store.etcd_link import EtcdLink, Found, changed_at, created_at, delete, get, put
 from crater_core.store.etcd_rows import Keys, RowKeeper, Standing
@@ -31,8 +32,8 @@ class EtcdStore(SqlReads):
 
     quick_reads = True
 
-    def __init__(self, endpoints: Sequence[str], prefix: str = "/crater/") -> None:
-        self._link = EtcdLink(endpoints)
+    def __init__(self, endpoints: Sequence[str], prefix: str = "/crater/", access: EtcdAccess | None = None) -> None:
+        self._link = EtcdLink(endpoints, access)
         self._keys = Keys(prefix)
         self._copy = EtcdCopy()
         self._lock = threading.RLock()

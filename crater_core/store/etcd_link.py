@@ -13,11 +13,14 @@ import aetcd.rpc
 import grpc
 
 from crater_core.errors import StoreUnavailable
+from crater_core.store.etcd_access import EtcdAccess
 
 rpc: Any = aetcd.rpc
 CALL_S = 3.0
 """How long one endpoint may take for one call: several elections of etcd's own."""
 PAGE = 2_000
+_NEW_TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty")
+"""What etcd says of a token that has been good, and of none where users have just been asked for. Nothing was done."""
 _ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -74,10 +77,12 @@ def after_prefix(prefix: bytes) -> bytes:
 class EtcdLink:
     """Calls go to the endpoint that answered last. Threads may share it. Raises StoreUnavailable when none answers."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, endpoints: Sequence[str], access: EtcdAccess | None = None) -> None:
         self._endpoints = list(endpoints)
-        self._channels: list[Any] = [_channel(endpoint) for endpoint in endpoints]
+        self._access = access or EtcdAccess()
+        self._channels: list[Any] = [_channel(endpoint, self._access) for endpoint in endpoints]
         self._at = 0
+        self._token: str | None = None
 
     def txn(self, conditions: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Outcome:
         request = rpc.TxnRequest(compare=conditions, success=then, failure=otherwise)
@@ -122,8 +127,8 @@ class EtcdLink:
         """The seconds that the lease has now; 0 when it is over."""
 
         def call(channel: Any) -> Callable[..., Any]:
-            def once(request: Any, timeout: float) -> Any:
-                return next(rpc.LeaseStub(channel).LeaseKeepAlive(iter([request]), timeout=timeout))
+            def once(request: Any, **how: Any) -> Any:
+                return next(rpc.LeaseStub(channel).LeaseKeepAlive(iter([request]), **how))
 
             return once
 
@@ -143,13 +148,15 @@ class EtcdLink:
                 yield rpc.WatchRequest(create_request=create)
                 closing.wait()  # The stream lasts as long as this side of it is open.
 
-            call = rpc.WatchStub(self._channels[self._at]).Watch(requests())
-            watching = threading.Thread(target=_cancel_when, args=(ended, closing, call), daemon=True)
-            watching.start()
             try:
+                channel = self._channels[self._at]
+                call = rpc.WatchStub(channel).Watch(requests(), metadata=self._words(channel))
+                threading.Thread(target=_cancel_when, args=(ended, closing, call), daemon=True).start()
                 for _ in call:
                     on_change()
-            except grpc.RpcError:
+            except grpc.RpcError as error:
+                self._forget_token(error)
+            except ValueError:  # A channel that is closed.
                 pass
             finally:
                 closing.set()
@@ -162,13 +169,16 @@ class EtcdLink:
 
     def _call(self, method: Callable[[Any], Callable[..., Any]], request: Any) -> Any:
         why = ""
-        for _ in self._endpoints:
+        for _ in range(len(self._endpoints) + 1):  # Each once, and one more for a token that is over.
             at = self._at
             try:
-                return method(self._channels[at])(request, timeout=CALL_S)
+                channel = self._channels[at]
+                return method(channel)(request, timeout=CALL_S, metadata=self._words(channel))
             except grpc.RpcError as error:
                 call = cast(Any, error)
                 why = f"{self._endpoints[at]}: {call.details() or call.code().name}"
+                if self._forget_token(error):
+                    continue
                 if call.code() not in _ELSEWHERE:
                     break
                 self._at = (at + 1) % len(self._endpoints)
@@ -176,6 +186,23 @@ class EtcdLink:
                 why = f"{self._endpoints[at]}: {error or 'no answer'}"
                 break
         raise StoreUnavailable(f"etcd cannot be used now: {why}", store=", ".join(self._endpoints), reason=why)
+
+    def _words(self, channel: Any) -> tuple[tuple[str, str], ...] | None:
+        """What a call carries to be let in."""
+        if self._access.user is None:
+            return None
+        if self._token is None:
+            asked = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+            self._token = str(rpc.AuthStub(channel).Authenticate(asked, timeout=CALL_S).token)
+        return (("token", self._token),)
+
+    def _forget_token(self, error: grpc.RpcError) -> bool:
+        """Whether the call may go through with another one."""
+        details = cast(Any, error).details() or ""
+        over = self._access.user is not None and any(text in details for text in _NEW_TOKEN)
+        if over:
+            self._token = None
+        return over
 
 
 def _cancel_when(ended: threading.Event, closing: threading.Event, call: Any) -> None:
@@ -185,10 +212,11 @@ def _cancel_when(ended: threading.Event, closing: threading.Event, call: Any) ->
             return
 
 
-def _channel(endpoint: str) -> Any:
+def _channel(endpoint: str, access: EtcdAccess) -> Any:
     scheme, _, address = endpoint.partition("://")
     if scheme == "https":
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=_OPTIONS)
+        credentials = grpc.ssl_channel_credentials(access.authorities, access.key, access.certificate)
+        return grpc.secure_channel(address, credentials, options=_OPTIONS)
     return grpc.insecure_channel(address, options=_OPTIONS)
 
 

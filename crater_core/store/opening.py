@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from crater_core.errors import BadConfiguration
+from crater_core.store.etcd_access import EtcdAccess, access_from
 from crater_core.store.protocol import PortableStore
 from crater_core.store.sqlite import SqliteStore
 
 
-def open_store(url: str) -> PortableStore:
-    """Raises StoreUnavailable, or BadConfiguration when the URL or the installation does not fit."""
+def open_store(url: str, access: EtcdAccess | None = None) -> PortableStore:
+    """`access` is for etcd; without it the environment says how.
+
+    Raises StoreUnavailable, or BadConfiguration when the URL or the installation does not fit.
+    """
     if url.startswith("sqlite:///"):
         return SqliteStore(Path(url.removeprefix("sqlite:///")))
     if url.startswith(("postgresql://", "postgres://")):
@@ -26,7 +31,7 @@ def open_store(url: str) -> PortableStore:
         except ImportError as error:
             raise _not_installed("etcd", "etcd", error) from error
         endpoints, _, prefix = url.removeprefix("etcd+").partition("#")
-        return EtcdStore(endpoints.split(","), prefix or "/crater/")
+        return EtcdStore(endpoints.split(","), prefix or "/crater/", access or access_from(os.environ))
     raise BadConfiguration(f"no store can be opened at {shown(url)}; expected sqlite:///, postgresql:// or etcd+http://")
 
 

@@ -43,6 +43,8 @@ def test_help_teaches() -> None:
             "etcd_endpoints: found a list (1 entries); expected addresses such as http://10.0.0.1:2379",
         ),
         ("etcd_endpoints: [http://e:2379]\ndatabase_url: sqlite:///a", "expected either etcd_endpoints or database_url"),
+        ("etcd: {user: a}", "etcd: found 'no etcd_endpoints beside it'; expected etcd_endpoints"),
+        ("etcd_endpoints: [http://e:1]\netcd: {ca_file: /x}", "etcd_endpoints: found 'http://e:1'; expected https://"),
         ("database_url: mysql://u:secret@h/db", "found 'mysql://...@h/db'; expected sqlite:///PATH"),
         ("scheduling_policy: worst_fit", "scheduling_policy: found 'worst_fit'; expected one of:"),
         ("pools: {gpu: {strategy: x}}", "pools.gpu.strategy: found 'x'; expected one of:"),
