@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def a_cluster(home: Path) -> Iterator[Cluster]:
-    """Its node offers all cores of the machine; tasks may ask for parts of a core, so that many run at once."""
+def a_cluster(
+    home: Path, agent_keys: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """Its node offers all cores of the machine; tasks may ask for parts of a core, so that many run at once. `agent_keys`: keys
+    of agent.yaml to set or, by None, to take away; `environ`: variables for all of it."""
     scheduler, metrics, agent = free_ports(3)
     url = f"http://127.0.0.1:{scheduler}"
     cores = len(os.sched_getaffinity(0))
@@ -41,26 +44,25 @@ def a_cluster(home: Path) -> Iterator[Cluster]:
             "log": {"level": "warning"},
         },
     )
-    _write(
-        home / "agent.yaml",
-        {
-            "scheduler_endpoint": url,
-            "node_name": NODE,
-            "listen": f"127.0.0.1:{agent}",
-            "data_dir": str(home / "agent"),
-            "resource_pools": [
-                {"name": "gpu-pool", "type": "gpu", "devices": "all"},
-                {"name": "cpu-pool", "type": "cpu", "cores": cores},
-                {"name": "memory-pool", "type": "memory", "size_gb": 4},
-            ],
-            "simulated_gpus": [{"model": "Simulated GPU", "count": 1}],
-            "gpu_sharing": {"enabled": True, "compute_mode": "time_slice"},
-            "env_profiles": {"dagster": {"DAGSTER_HOME": str(home / "dagster"), "PYTHONPATH": str(ROOT), "CRATER_ENDPOINT": url}},
-            "log": {"level": "warning"},
-        },
-    )
+    agent_yaml: dict[str, object] = {
+        "scheduler_endpoint": url,
+        "node_name": NODE,
+        "listen": f"127.0.0.1:{agent}",
+        "data_dir": str(home / "agent"),
+        "resource_pools": [
+            {"name": "gpu-pool", "type": "gpu", "devices": "all"},
+            {"name": "cpu-pool", "type": "cpu", "cores": cores},
+            {"name": "memory-pool", "type": "memory", "size_gb": 4},
+        ],
+        "simulated_gpus": [{"model": "Simulated GPU", "count": 1}],
+        "gpu_sharing": {"enabled": True, "compute_mode": "time_slice"},
+        "env_profiles": {"dagster": {"DAGSTER_HOME": str(home / "dagster"), "PYTHONPATH": str(ROOT), "CRATER_ENDPOINT": url}},
+        "log": {"level": "warning"},
+    }
+    agent_yaml |= agent_keys or {}
+    _write(home / "agent.yaml", {key: value for key, value in agent_yaml.items() if value is not None})
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    processes = Processes(home, {**environment, "CRATER_DEMO_HOME": str(home)})
+    processes = Processes(home, {**environment, **(environ or {}), "CRATER_DEMO_HOME": str(home)})
     try:
         processes.start("scheduler", [program("crater-scheduler"), "--config", str(home / "scheduler.yaml")])
         processes.wait_until("the scheduler", lambda: bool(answers(f"{url}/health")), 30)

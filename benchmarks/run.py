@@ -49,10 +49,16 @@ def _scale() -> list[dict[str, Any]]:
     return [figure.as_row() for figure in importlib.import_module("benchmarks.scale").rows()]
 
 
+def _gpus() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="crater-bench-") as home:
+        return [figure.as_row() for figure in importlib.import_module("benchmarks.gpus").rows(Path(home))]
+
+
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
     "dagster": _on_a_cluster("benchmarks.dagster_runs"),
+    "gpus": _gpus,
     "placement": _placement,
     "waiting": _waiting,
     "scale": _scale,

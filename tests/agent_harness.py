@@ -46,6 +46,7 @@ class AgentProcess:
     log_file: Path
     name: str
     command: list[str]
+    environ: dict[str, str] | None = None
 
     @property
     def pid(self) -> int:
@@ -73,7 +74,8 @@ class AgentProcess:
     def restart(self) -> AgentProcess:
         """Start it again with the same file and data."""
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            environ = {**os.environ, **(self.environ or {})}
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environ)
         return self
 
     def stop(self) -> None:
@@ -174,7 +176,7 @@ def start_agent(
     command = [*prefix, python, "-m", "crater_agent", "--config", str(config_file), *arguments]
     with log_file.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environ or {})})
-    return AgentProcess(process, Path(config["data_dir"]), config_file, log_file, name, command)
+    return AgentProcess(process, Path(config["data_dir"]), config_file, log_file, name, command, environ)
 
 
 @dataclass

@@ -79,7 +79,7 @@ class Agent:
         """Ends that are not on the disk yet."""
         session.on_change = self._wake.set
         if gpus is not None:
-            gpus.on_change, gpus.on_xid, gpus.on_health = self._wake.set, self._report, self._gpu_health
+            gpus.on_change, gpus.on_trouble, gpus.on_health = self._wake.set, self._report, self._gpu_health
 
     # ---- life
 

@@ -72,6 +72,20 @@ def group_of(pid: int, mark: str) -> Group | None:
     return None
 
 
+def device_procs_files(pid: int) -> tuple[str, ...]:
+    """Where a process writes "0" to be held to the device files that the process `pid` may open; empty when that is not known."""
+    try:
+        own = read_own(Path(f"/proc/{pid}/cgroup").read_text())
+    except OSError:
+        return ()
+    mounts = read_mounts(Path("/proc/self/mountinfo").read_text())
+    held = next((mount for mount in mounts if "devices" in mount.controllers), None)
+    if held is not None and "devices" in own:
+        return (str(_inside(held, own["devices"]) / "cgroup.procs"),)
+    unified = next((mount for mount in mounts if mount.version == 2), None)
+    return (str(_inside(unified, own[""]) / "cgroup.procs"),) if unified is not None and "" in own else ()
+
+
 def read_mounts(mountinfo: str) -> list[Mount]:
     mounts: list[Mount] = []
     for line in mountinfo.splitlines():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from crater_agent import cgroup, proctree
+from crater_agent import cgroup, device_probe, proctree
 from crater_agent.adopt import exit_of
 from crater_agent.cgroup import Counters
 from crater_agent.config import Docker
@@ -412,6 +412,12 @@ class DockerRuntime:
         if run is None or run.ended:
             return set()
         return run.group.pids() if run.group is not None else {run.pid} - {0}
+
+    def lost_devices(self, workload: Workload) -> bool:
+        run = self._runs.get(workload.allocation)
+        if run is None or run.ending or not run.pid:
+            return False
+        return device_probe.may_open(cgroup.device_procs_files(run.pid)) is False
 
     def disk_paths(self, workload: Workload) -> tuple[str, ...]:
         run = self._runs.get(workload.allocation)

@@ -20,7 +20,7 @@ from crater_agent.gpu_reader import CardReader, News
 from crater_agent.gpu_reading import Glance, Reading, XidEvent
 from crater_agent.gpu_tenants import Tenancy, any_use, faults_of_tenancy, shares_of_use, tenancy
 from crater_agent.nvml import Gpu, Nvml
-from crater_agent.records import Granted, Record
+from crater_agent.records import Granted, Record, Records
 from crater_agent.runtimes import Runtimes
 from crater_agent.workload import DeviceUse, Workload
 from crater_core.clock import Clock
@@ -34,6 +34,7 @@ STRANGER_MS = 1_500
 RELEASE_S = 6.0
 """How long the driver may take to give back what an ended task held, before a next task is refused the device."""
 TICK_S = 1.0
+INSIDE_MS = 15_000
 MPS_SERVER = "nvidia-cuda-mps"
 
 
@@ -61,8 +62,8 @@ class Device:
 
 
 class GpuWatch:
-    """`on_change` is called when a decision about a workload may have changed, `on_xid` when a program's fault was reported on
-    a device of its, `on_health` with why each device is in quarantine, by UUID, when that has changed."""
+    """`on_change` is called when a decision about a workload may have changed, `on_trouble` with what a task is to be warned
+    of, `on_health` with why each device is in quarantine, by UUID, when that has changed."""
 
     def __init__(
         self,
@@ -73,16 +74,20 @@ class GpuWatch:
         node: str,
         workloads: Mapping[str, Workload],
         runtimes: Runtimes,
+        records: Records,
         clock: Clock,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self.on_xid: Callable[[Workload, Reason], None] = lambda workload, reason: None
+        self.on_trouble: Callable[[Workload, Reason], None] = lambda workload, reason: None
         self.on_health: Callable[[Mapping[str, str]], None] = lambda unwell: None
         self._door, self._settings, self._node = door, settings, node
-        self._workloads, self._runtimes, self._clock = workloads, runtimes, clock
+        self._workloads, self._runtimes, self._records, self._clock = workloads, runtimes, records, clock
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._looked = asyncio.Condition()
         self._reopened_ms = 0
+        self._looked_inside_ms = 0
+        self._began_ms = clock.monotonic_ms()
+        self._looking_inside: asyncio.Task[None] | None = None
         self.devices: dict[str, Device] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         by_card: dict[str, list[Gpu]] = {}
@@ -119,6 +124,8 @@ class GpuWatch:
         finally:
             for reader in self._readers:
                 reader.stop()
+            if self._looking_inside is not None:
+                self._looking_inside.cancel()
 
     def _tell(self, news: News) -> None:
         """Called by the readers' threads."""
@@ -131,6 +138,9 @@ class GpuWatch:
         busy = {grant.uuid for workload in self._running() for grant in workload.record.gpus}
         for reader in self._readers:
             reader.watched = any(d.gpu.uuid in busy or d.unsettled_ms is not None for d in self._of_card(reader.card))
+        if now_ms - self._looked_inside_ms >= INSIDE_MS and (self._looking_inside is None or self._looking_inside.done()):
+            self._looked_inside_ms = now_ms
+            self._looking_inside = asyncio.create_task(self._look_inside())
         for device in self.devices.values():
             silent_s = device.reader.silent_s
             if silent_s * 1000 > self._settings.answer_within:
@@ -139,6 +149,18 @@ class GpuWatch:
                 device.quarantine = looked_at(device.quarantine, (fault,), now_ms, self._settings.well_for)
             elif device.quarantine.faults and now_ms - device.looked_ms >= self._settings.recheck:
                 self._look_again(device, now_ms)
+
+    async def _look_inside(self) -> None:
+        """Whether containers have lost their devices, as happens when somebody else writes to their cgroups."""
+        for workload in self._running():
+            if not workload.record.gpus or workload.gpu_fault is not None:
+                continue
+            if await asyncio.to_thread(self._runtimes.of(workload.record).lost_devices, workload) and workload.running:
+                why = "its container can no longer open it, as after a reload of the host's systemd"
+                device = str(workload.record.gpus[0].index)
+                workload.gpu_fault = Reason.of(ReasonCode.GPU_FAULT, device=device, node=self._node, why=why)
+                log.error("%s: %s", workload.allocation, why)
+                self.on_trouble(workload, Reason.of(ReasonCode.GPU_DEVICES_LOST))
 
     def _look_again(self, device: Device, now_ms: int) -> None:
         lost = any(fault.code == "lost" for fault in device.quarantine.faults)
@@ -264,7 +286,7 @@ class GpuWatch:
             if whose(event.number) is Whose.PROGRAM:
                 reason = Reason.of(ReasonCode.GPU_XID, device=str(device.gpu.index), what=xid_text(event.number))
                 for workload in self._tenants(device):
-                    self.on_xid(workload, reason)
+                    self.on_trouble(workload, reason)
 
     # ---- whose it is
 
@@ -320,6 +342,9 @@ class GpuWatch:
         if device.tenancy is None:
             return
         for workload in tenants:
+            if not workload.gpus:
+                busy_ms, peak_mib = self._records.gpu_use(workload.allocation)
+                workload.use = replace(workload.use, gpu_busy_ms=busy_ms, gpu_memory_peak_mib=peak_mib)
             use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
             use.memory_mib = device.tenancy.memory_mib.get(workload.allocation, 0)
             self._sum_up(workload)
@@ -346,12 +371,15 @@ class GpuWatch:
         shares = shares_of_use(reading, owners, alone)
         for workload in tenants:
             use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
-            since_ms = now_ms - (use.sampled_ms if use.sampled_ms is not None else workload.record.started_ms)
+            since_ms = now_ms - (
+                use.sampled_ms if use.sampled_ms is not None else max(workload.record.started_ms, self._began_ms)
+            )
             use.percent = None if shares is None else shares.get(workload.allocation, 0)
             use.sampled_ms = now_ms
             pids = [pid for pid, allocation in owners.items() if allocation == workload.allocation]
             use.used = any_use(reading, pids, workload.allocation == alone)
             self._sum_up(workload, max(0, since_ms) * (use.percent or 0) // 100)
+            self._records.keep_gpu_use(workload.allocation, workload.use.gpu_busy_ms, workload.use.gpu_memory_peak_mib)
             # Of a device that has not been read yet nobody can tell.
             used = [workload.gpus[g.uuid].used if g.uuid in workload.gpus else None for g in workload.record.gpus]
             workload.gpu_idle_since_ms = idle_since(workload.gpu_idle_since_ms, used, now_ms)

@@ -209,7 +209,7 @@ async def _serve(
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
     watcher = Watcher(processes, runtimes, settings.logs.max_bytes)
-    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, clock)
+    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, records, clock)
     idle_ms = settings.gpu_idle_warning or None
     agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms)
     agents.append(agent)
@@ -265,6 +265,7 @@ def _gpu_watch(
     declaration: NodeDeclaration,
     workloads: dict[str, Workload],
     runtimes: Runtimes,
+    records: Records,
     clock: SystemClock,
 ) -> GpuWatch | None:
     """Of the devices that this node gives out; None where it has no real one."""
@@ -272,7 +273,8 @@ def _gpu_watch(
     gpus = [gpu for gpu in found.gpus if gpu.uuid in given]
     if not gpus:
         return None
-    return GpuWatch(door, gpus, settings.sample_interval, settings.gpu_health, settings.node_name, workloads, runtimes, clock)
+    node, health, interval_ms = settings.node_name, settings.gpu_health, settings.sample_interval
+    return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock)
 
 
 def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spawner, agents: list[Agent]) -> DockerRuntime | None:

@@ -150,6 +150,16 @@ class Records:
     def is_ready(self, allocation: str) -> bool:
         return (self.directory(allocation) / "ready").exists()
 
+    def keep_gpu_use(self, allocation: str, busy_ms: int, peak_mib: int) -> None:
+        """So that an agent that takes it over goes on counting."""
+        with contextlib.suppress(OSError):
+            write_record(str(self.directory(allocation)), "gpu.json", {"busy_ms": busy_ms, "peak_mib": peak_mib}, durably=False)
+
+    def gpu_use(self, allocation: str) -> tuple[int, int]:
+        """Busy time and the peak of memory, as last kept; nothing where nothing was kept."""
+        raw = _read(self.directory(allocation) / "gpu.json") or {}
+        return int(raw.get("busy_ms", 0)), int(raw.get("peak_mib", 0))
+
     def forget(self, allocation: str) -> None:
         """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
         final, logs = self.directory(allocation) / "final.json", self.logs / allocation

@@ -268,6 +268,9 @@ class ProcessRuntime:
             return self.cgroups.group(workload.record.group).pids()
         return {process.pid for process in self.processes([workload])[workload.allocation]}
 
+    def lost_devices(self, workload: Workload) -> bool:
+        return False  # Its cgroup is the agent's own: nobody else writes to it.
+
     def _grouped(self, workload: Workload) -> bool:
         return bool(workload.record.group) and self.cgroups is not None
 

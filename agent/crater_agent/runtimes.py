@@ -40,6 +40,10 @@ class Runtime(Protocol):
         """Its living processes, as this machine numbers them."""
         ...
 
+    def lost_devices(self, workload: Workload) -> bool:
+        """Whether it can surely no longer open its GPUs, though nobody took them. May take a while: for a thread."""
+        ...
+
     def disk_paths(self, workload: Workload) -> tuple[str, ...]:
         """The directories that count as its disk use."""
         ...

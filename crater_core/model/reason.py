@@ -61,6 +61,7 @@ class ReasonCode(StrEnum):
     DISK_NEARLY_FULL = "disk_nearly_full"
     OVER_GPU_MEMORY = "over_gpu_memory"
     GPU_XID = "gpu_xid"
+    GPU_DEVICES_LOST = "gpu_devices_lost"
     GPU_IDLE = "gpu_idle"
     # Being started.
     IMAGE_PULLING = "image_pulling"
@@ -102,6 +103,7 @@ WARNINGS = frozenset(
         ReasonCode.DISK_NEARLY_FULL,
         ReasonCode.OVER_GPU_MEMORY,
         ReasonCode.GPU_XID,
+        ReasonCode.GPU_DEVICES_LOST,
         ReasonCode.GPU_IDLE,
     }
 )
@@ -216,6 +218,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.OVER_GPU_MEMORY: "It uses more than its share of the memory of GPU {device}: share {limit_mib}, seen {peak_mib}; "
     "it is stopped if it goes on.",
     _C.GPU_XID: "The driver reported {what} on GPU {device}, which a program causes.",
+    _C.GPU_DEVICES_LOST: "Its container can no longer open its GPU(s), as after a reload of the host's systemd; what it has open "
+    "goes on.",
     _C.GPU_IDLE: "Its GPU(s) have not been used for {idle_ms}{what_follows}.",
     _C.IMAGE_PULLING: "The node {node} is fetching image {image}: {done_bytes} of {total_bytes} so far.",
     _C.FINISHED: "It ended by itself.",
@@ -267,6 +271,8 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.DISK_NEARLY_FULL: "Let it remove what it no longer needs, or cancel it and ask for more disk.",
     _C.OVER_GPU_MEMORY: "Cancel it and ask for more gpu_memory, or let it free some.",
     _C.GPU_XID: "Look for an error in its output: `crater logs`.",
+    _C.GPU_DEVICES_LOST: "If it fails now it is tried again where its policy says so. CDI, or links that the container toolkit "
+    "makes in /dev/char, keep this from happening.",
     _C.GPU_IDLE: "Cancel it if it no longer needs them, or ask for none.",
     _C.GPU_IDLE_STOPPED: "Ask for no GPU for the part that needs none, or raise gpu_idle_stop.",
     _C.GPU_FAULT: "It is tried again elsewhere where its retry policy says so; `crater nodes show` shows the state of the GPU.",

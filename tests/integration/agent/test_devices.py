@@ -8,11 +8,12 @@ from pathlib import Path
 
 import nvml
 import pytest
-from agent_harness import SchedulerStandIn
+from agent_harness import SchedulerStandIn, poll_until
 
 from crater_agent import bpf
-from crater_agent.cgroup import read_mounts
+from crater_agent.cgroup import device_procs_files, read_mounts
 from crater_agent.device_files import EVERYBODYS, DeviceFile, of_nvidia, of_path
+from crater_agent.device_probe import may_open
 from crater_core.wire.resources import GrantView
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device files are made and held by root alone")
@@ -52,6 +53,20 @@ def test_any_task_has_what_programs_expect_and_nothing_of_the_machine(start, sch
     scheduler.give("a", ["sh", "-c", script])
     assert scheduler.final("a").exit_code == 1
     assert scheduler.read_log("a", "stderr").text == f"cat: /dev/kmsg: {REFUSED}\n"
+
+
+def test_what_a_task_may_open_is_seen_from_outside_of_it(start, scheduler: SchedulerStandIn):
+    start()
+    scheduler.give("a", ["sh", "-c", "echo $$; exec sleep 60"])
+    pid = int(poll_until(lambda: scheduler.read_log("a").text.strip()))
+    inside = device_procs_files(pid)
+    before = set(Path(inside[0]).read_text().split())
+    assert may_open(inside, Path("/dev/zero")) is True
+    assert may_open(inside, Path("/dev/kmsg")) is False
+    assert may_open(inside, Path("/dev/not-there")) is None
+    assert may_open((f"{inside[0]}.gone",), Path("/dev/zero")) is None
+    assert may_open(device_procs_files(os.getpid()), Path("/dev/kmsg")) is True
+    assert set(Path(inside[0]).read_text().split()) == before, "nothing is left there"
 
 
 def test_an_operator_may_give_every_task_a_device_file(start, scheduler: SchedulerStandIn):

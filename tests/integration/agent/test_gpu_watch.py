@@ -224,6 +224,23 @@ def test_a_device_that_does_not_answer_stops_no_other(cards: Cards, begin, sched
     _until(lambda: _device(scheduler, "GPU-a").healthy, "the slow one given out again")
 
 
+def test_what_a_task_used_is_still_known_after_a_restart_of_the_agent(cards: Cards, begin, scheduler: SchedulerStandIn):
+    agent = begin()
+    scheduler.give("a", ["sh", "-c", "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done"], devices=[_whole("GPU-a")])
+    pid = _pid(scheduler, "a")
+    cards.change("GPU-a", use=100)
+    cards.put(nvml.process("GPU-a", pid, 9_000, 100))
+    _until(lambda: scheduler.heartbeats[-1]["uses"].get("a", {}).get("gpu_busy_ms"), "its use")
+    before = scheduler.heartbeats[-1]["uses"]["a"]
+    agent.kill()
+    cards.put(nvml.process("GPU-a", pid, 1_000, 100))
+    agent.restart()
+    _until(lambda: scheduler.heartbeats[-1]["uses"]["a"]["gpu_memory_mib"] == 1_000, "its use again")
+    os.kill(pid, 15)
+    use = scheduler.final("a").use
+    assert (use.gpu_memory_peak_mib, use.gpu_busy_ms >= before["gpu_busy_ms"]) == (9_000, True)
+
+
 # ---- health
 
 
