@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import nvml
 import pytest
-from agent_harness import AgentProcess, SchedulerStandIn, poll_until
+from agent_harness import AgentProcess, SchedulerStandIn, poll_until, start_agent
+from harness import start_scheduler
 
 from crater_core.wire.agents import DeviceDeclaration
 from crater_core.wire.resources import GrantView
@@ -395,3 +396,43 @@ def test_any_use_begins_the_window_anew(cards: Cards, begin, scheduler: Schedule
     _warned(scheduler, "a", "gpu_idle")
     cards.change("GPU-a", use=3)
     _until(lambda: scheduler.reports_of("a")[-1].reason is None, "the warning taken back")
+
+
+# ---- with a real scheduler
+
+
+def test_a_scheduler_places_nothing_on_a_device_in_quarantine_and_says_why(place: Path, cards: Cards):
+    """On the device that is left over, first; then the task waits until the other comes back."""
+    scheduler = start_scheduler(place, heartbeat_interval="1s", heartbeat_timeout="10s")
+    health = {"recheck": "1s", "well_for": "0s"}
+    keys = {"sample_interval": "5s", "resource_pools": None, "gpu_health": health}
+    agent = start_agent(place, scheduler.url, environ=cards.environ, **keys)
+    client = httpx.Client(base_url=scheduler.url, trust_env=False, timeout=30)
+
+    def submit() -> str:
+        body = {"name": "t", "command": ["sleep", "60"], "resources": {"gpu": 1, "cpu": 0.1, "memory": "64MiB"}}
+        return client.post("/v1/tasks", json=body).json()["id"]
+
+    def status(task: str) -> str:
+        return client.get(f"/v1/tasks/{task}").json()["status"]
+
+    def devices() -> dict[str, Any]:
+        nodes = client.get("/v1/nodes").json()["nodes"]
+        return {device["uuid"]: device for node in nodes for device in node["devices"]}
+
+    try:
+        poll_until(lambda: len(devices()) == 2, what="the node")
+        cards.put(*nvml.values("GPU-a", remap_pending=1))
+        _until(lambda: not devices()["GPU-a"]["healthy"], "the quarantine")
+        assert devices()["GPU-a"]["unwell"].startswith("rows of its memory wait to be remapped")
+        first, second = submit(), submit()
+        poll_until(lambda: status(first) == "running", what="the first task")
+        assert client.get(f"/v1/tasks/{first}").json()["devices"][0]["uuid"] == "GPU-b"
+        assert status(second) == "queued"
+        cards.put()
+        _until(lambda: status(second) == "running", "the second task")
+        assert client.get(f"/v1/tasks/{second}").json()["devices"][0]["uuid"] == "GPU-a"
+    finally:
+        client.close()
+        agent.stop()
+        scheduler.kill()
