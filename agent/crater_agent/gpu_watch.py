@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import pwd
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 from crater_agent.config import GpuHealth
 from crater_agent.gpu_faults import UNWELCOME, Fault, Whose, of_reading, of_xid, throttling, whose, xid_text
 from crater_agent.gpu_idle import idle_since
-from crater_agent.gpu_quarantine import Quarantine, looked_at, struck
+from crater_agent.gpu_quarantine import AT_ONCE, Quarantine, looked_at, struck
 from crater_agent.gpu_reader import CardReader, News
 from crater_agent.gpu_reading import Glance, Reading, XidEvent
 from crater_agent.gpu_tenants import Tenancy, any_use, faults_of_tenancy, shares_of_use, tenancy
 from crater_agent.nvml import Gpu, Nvml
+from crater_agent.reconcile import Phase
 from crater_agent.records import Granted, Record, Records
 from crater_agent.runtimes import Runtimes
 from crater_agent.workload import DeviceUse, Workload
@@ -54,7 +56,7 @@ class Device:
     strangers: dict[int, int] = field(default_factory=lambda: {})
     """Since when a process of nobody's was seen, by pid."""
     unsettled_ms: int | None = None
-    """Since when something of an ended task may still be there."""
+    """Since when something of an ended task may still be there; at first, until it was looked at."""
     reported: str = ""
     """Why it is in quarantine, as the scheduler knows it."""
     xids: int = 0
@@ -97,11 +99,7 @@ class GpuWatch:
         for of_card in by_card.values():
             reader = CardReader(door, tuple(of_card), interval_ms / 1000, self._tell)
             self._readers.append(reader)
-            self.devices |= {gpu.uuid: Device(gpu, reader) for gpu in of_card}
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return tuple(device.reading for device in self.devices.values() if device.reading is not None)
+            self.devices |= {gpu.uuid: Device(gpu, reader, unsettled_ms=self._began_ms) for gpu in of_card}
 
     # ---- life
 
@@ -168,7 +166,7 @@ class GpuWatch:
         if lost and not hangs and now_ms - self._reopened_ms >= self._settings.recheck:
             # A card that is back is seen only by those who open the library anew. One call that hangs would hold up all others.
             self._reopened_ms = now_ms
-            asyncio.get_running_loop().run_in_executor(None, self._door.reopen)
+            threading.Thread(target=self._door.reopen, name="gpu reopen", daemon=True).start()
         device.reader.hurry()
 
     def _tell_health(self) -> None:
@@ -199,7 +197,7 @@ class GpuWatch:
                         await self._looked.wait_for(lambda device=device: device.unsettled_ms is None or device.quarantine.faults)
             why = device.quarantine.why
             if not why and device.unsettled_ms is not None:
-                why = "what an ended task held there has not been given back"
+                why = "it could not be read yet" if device.glance is None else "what an ended task held has not been given back"
             if why:
                 raise RuntimeFailed(f"GPU {device.gpu.index} cannot be used: {why}", again=1)
 
@@ -214,9 +212,16 @@ class GpuWatch:
     # ---- what the readers tell
 
     def _take(self, news: News) -> None:
-        if isinstance(news, XidEvent):
-            self._hear(news)
-            return
+        try:
+            if isinstance(news, XidEvent):
+                self._hear(news)
+            else:
+                self._look(news)
+        except Exception:
+            # What one card tells must not end the care for the tasks of all others.
+            log.exception("what was told of a GPU could not be taken in: %s", news)
+
+    def _look(self, news: Reading | Glance) -> None:
         glance = news.glance if isinstance(news, Reading) else news
         device = self.devices[glance.uuid]
         now_ms = self._clock.monotonic_ms()
@@ -224,7 +229,7 @@ class GpuWatch:
             device.reader.hurry()
         device.glance, device.looked_ms = glance, now_ms
         tenants = self._tenants(device)
-        owners = self._owners(tenants)
+        owners = self._owners(device)
         alone = self._alone(device, tenants)
         gone = {holder.pid for holder in glance.holders or () if holder.pid not in owners and not _lives(holder.pid)}
         waiting = self._look_for_strangers(device, glance, owners, now_ms)
@@ -255,6 +260,9 @@ class GpuWatch:
         before = device.quarantine
         if device.glance is not None and device.unsettled_ms is None:
             faults += faults_of_tenancy(device.glance, device.tenancy, occupied, self._settings.ignore)
+        else:
+            # Until it is clear who is there, whoever was there still is.
+            faults += tuple(fault for fault in before.faults if fault.code in AT_ONCE)
         device.quarantine = looked_at(before, faults, now_ms, self._settings.well_for)
         self._befall(device, before)
 
@@ -294,14 +302,15 @@ class GpuWatch:
         return [workload for workload in self._workloads.values() if workload.running and workload.lives]
 
     def _tenants(self, device: Device) -> list[Workload]:
-        uuid = device.gpu.uuid
-        return [workload for workload in self._running() if any(grant.uuid == uuid for grant in workload.record.gpus)]
+        return [workload for workload in self._running() if _has(workload, device)]
 
     def _of_card(self, card: str) -> list[Device]:
         return [device for device in self.devices.values() if device.gpu.card == card]
 
-    def _owners(self, tenants: Iterable[Workload]) -> dict[int, str]:
-        return {pid: w.allocation for w in tenants for pid in self._runtimes.of(w.record).pids(w)}
+    def _owners(self, device: Device) -> dict[int, str]:
+        """What is being started may be there already, before it counts as running."""
+        starting = [w for w in self._workloads.values() if w.phase is Phase.STARTING and _has(w, device)]
+        return {pid: w.allocation for w in (*starting, *self._tenants(device)) for pid in self._runtimes.of(w.record).pids(w)}
 
     @staticmethod
     def _alone(device: Device, tenants: list[Workload]) -> str | None:
@@ -383,6 +392,10 @@ class GpuWatch:
             # Of a device that has not been read yet nobody can tell.
             used = [workload.gpus[g.uuid].used if g.uuid in workload.gpus else None for g in workload.record.gpus]
             workload.gpu_idle_since_ms = idle_since(workload.gpu_idle_since_ms, used, now_ms)
+
+
+def _has(workload: Workload, device: Device) -> bool:
+    return any(grant.uuid == device.gpu.uuid for grant in workload.record.gpus)
 
 
 def _grant(workload: Workload, device: Device) -> Granted:

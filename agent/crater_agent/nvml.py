@@ -305,11 +305,17 @@ def _reading(glance: Glance, card: Any, use: Mapping[int, int] | None) -> Readin
         remapped_rows=None if remapped is None else int(remapped[0]) + int(remapped[1]),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
-        throttle_mask=_number(lambda: n.nvmlDeviceGetCurrentClocksEventReasons(card)),
+        throttle_mask=_throttle_mask(card),
         recovery=fields.get(n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
         use_percent_max=glance.use_percent,
         process_use=use,
     )
+
+
+def _throttle_mask(card: Any) -> int | None:
+    """By its name of today, or by that of drivers before 535."""
+    mask = _number(lambda: _nvml.nvmlDeviceGetCurrentClocksEventReasons(card))
+    return mask if mask is not None else _number(lambda: _nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
 
 
 def _fields(card: Any) -> dict[int, int]:

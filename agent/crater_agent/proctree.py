@@ -94,6 +94,10 @@ class Trees:
                 del self._members[marker]
         return found
 
+    def known(self, marker: str) -> set[int]:
+        """Pids of a workload as of the last `find`."""
+        return {pid for pid, _ in self._members.get(marker, ())}
+
     def marked(self, prefix: str) -> list[tuple[str, Process]]:
         """Every process whose marker begins with `prefix`, with the marker."""
         pairs = [(self._read_marker(process), process) for process in self._all()]

@@ -266,7 +266,8 @@ class ProcessRuntime:
         if self._grouped(workload):
             assert self.cgroups is not None
             return self.cgroups.group(workload.record.group).pids()
-        return {process.pid for process in self.processes([workload])[workload.allocation]}
+        # As last measured: to look through all of /proc for each question would cost more than the answer is worth.
+        return self._trees.known(workload.record.scratch)
 
     def lost_devices(self, workload: Workload) -> bool:
         return False  # Its cgroup is the agent's own: nobody else writes to it.

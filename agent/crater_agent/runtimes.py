@@ -37,7 +37,7 @@ class Runtime(Protocol):
         ...
 
     def pids(self, workload: Workload) -> set[int]:
-        """Its living processes, as this machine numbers them."""
+        """Its living processes, as this machine numbers them; where no cgroup holds it, as of the last second."""
         ...
 
     def lost_devices(self, workload: Workload) -> bool:

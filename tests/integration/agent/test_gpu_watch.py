@@ -333,6 +333,12 @@ def test_a_device_used_from_outside_is_not_given_out_and_the_reason_says_by_whom
     assert _device(scheduler, "GPU-b").healthy
     scheduler.give("a", SLEEP, devices=[_whole("GPU-a")])
     assert f"pid {stranger.pid}" in str(scheduler.final("a").reason.facts["why"])
+    told = len(scheduler.declarations)
+    scheduler.give("again", SLEEP, devices=[_whole("GPU-a")])
+    assert scheduler.final("again").reason.code.value == "start_failed"
+    beats = len(scheduler.heartbeats)
+    _until(lambda: len(scheduler.heartbeats) >= beats + 8, "some seconds")
+    assert len(scheduler.declarations) == told, "a start that was refused changes nothing"
     stranger.kill()
     stranger.wait()
     cards.put()
