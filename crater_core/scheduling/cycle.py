@@ -40,6 +40,8 @@ _FOR_WANT_OF_ROOM = {
     ReasonCode.WAITING_FOR_GANG,
 }
 
+_OVER_QUOTA = {ReasonCode.QUOTA_USED_UP, ReasonCode.KEPT_FOR_GUARANTEE}
+
 OWN_ROOM = 1 << 40
 """Added to the score of a row that is reserved for the task's project: more than anything else gives or takes."""
 
@@ -137,10 +139,19 @@ class Cycle:
             most = self._members_within_quota(lane, fits)
             if isinstance(most, Reason):
                 return most
+        refusal = self._place_members(lane, fits, task, most)
+        if refusal is not None and lane.shape.by_memory_alone and refusal.code in _OVER_QUOTA:
+            refusal = self._place_members(lane, fits, task, most, thrifty=True)
+        if lane.array is not None and refusal is None:
+            self._started[lane.array.id] += 1
+        return refusal
+
+    def _place_members(self, lane: Lane, fits: Fits, task: str, most: int, thrifty: bool = False) -> Reason | None:
+        """All members that must be placed, and of the others as many as there is room for; or none and the reason."""
         mark, first = self.ledger.mark(), len(self.placements)
         ending = expected_end(self.now_ms, lane.limit_ms, lane.foretold_ms)
         for member in range(most):
-            row, bars = self._find(lane, fits, task, first, ending)
+            row, bars = self._find(lane, fits, task, first, ending, thrifty)
             if row < 0:
                 if member >= lane.fewest:
                     break
@@ -148,10 +159,7 @@ class Cycle:
                 self._undo(mark, first)
                 return reason
             self.placements.append(self.ledger.take(fits, row, task, member, ending))
-        refusal = self._charge(lane, mark, first) if not lane.control else None
-        if lane.array is not None and refusal is None:
-            self._started[lane.array.id] += 1
-        return refusal
+        return self._charge(lane, mark, first) if not lane.control else None
 
     def _members_within_quota(self, lane: Lane, fits: Fits) -> int | Reason:
         """How many members quota allows; a reason when that is not enough to start."""
@@ -168,13 +176,20 @@ class Cycle:
             allowed, too_many = (middle, too_many) if refusal(middle) is None else (allowed, middle)
         return allowed
 
-    def _find(self, lane: Lane, fits: Fits, task: str, first: int, ending: Ending | None) -> tuple[int, Reason | None]:
-        """The best row that the task may have, or -1 with what keeps it off the rows on which it would fit."""
+    def _find(
+        self, lane: Lane, fits: Fits, task: str, first: int, ending: Ending | None, thrifty: bool
+    ) -> tuple[int, Reason | None]:
+        """The best row that the task may have, or -1 with what keeps it off the rows on which it would fit. With `thrifty`, the
+        row on which its share takes the least compute is the best.
+        """
         row = fits.best()
         mine = self.reserved.rows_now_of(lane.project) if self.reserved.rows else []
-        if row < 0 or (lane.apart is None and not mine and row not in self.keeping.rows and row not in self.reserved.rows):
+        plain = lane.apart is None and not mine and not thrifty
+        if row < 0 or (plain and row not in self.keeping.rows and row not in self.reserved.rows):
             return row, None
         score = fits.score.copy() if lane.apart is None else self.neighbours.score(fits, lane.apart, self.placements, first)
+        if thrifty:
+            score = np.where(score > NEVER, -fits.least_compute(), NEVER)
         for row in mine:  # What is reserved for the project is used before what all may use.
             score[row] += OWN_ROOM if score[row] > NEVER else 0
         first_bar: Reason | None = None

@@ -49,6 +49,11 @@ class Shape:
     def shares(self) -> bool:
         return self.request.gpu is not None and not self.request.gpu.exclusive
 
+    @property
+    def by_memory_alone(self) -> bool:
+        """A share whose compute follows from the memory of the device that gives it."""
+        return self.gpu is not None and not self.gpu.exclusive and not self.gpu.compute_milli
+
 
 def shape_of(spec: TaskSpec, settings: Settings) -> Shape:
     control = spec.type is TaskType.CONTROL

@@ -29,14 +29,17 @@ def used(snapshot: Snapshot) -> Counter[str]:
 
 def check(snapshot: Snapshot, plan: Plan, guarantees: dict[str, tuple[int, bool]], gpus: int) -> None:
     held = used(snapshot)
-    left = held.copy()
+    after = held.copy()
+    for placement in plan.placements:
+        after[snapshot.tasks[placement.task].spec.project] += len(placement.grants)
+    left = after.copy()
     for preemption in plan.preemptions:
         taken = snapshot.allocations[preemption.victim]
         project = snapshot.tasks[taken.task].spec.project
         if project != snapshot.tasks[preemption.preemptor].spec.project:
             left[project] -= taken.held.gpu_milli // 1000
     for project, (guarantee, _) in guarantees.items():
-        assert left[project] >= min(held[project], guarantee), "only what is borrowed is taken back"
+        assert left[project] >= min(after[project], guarantee), "only what is borrowed is taken back"
     free = gpus - sum(held.values())
     for placement in plan.placements:
         project, asked = snapshot.tasks[placement.task].spec.project, len(placement.grants)

@@ -35,6 +35,19 @@ def test_use_falls_when_a_task_ends() -> None:
     assert placed(snapshot) == {"t2"}
 
 
+def test_a_share_by_memory_goes_where_it_takes_less_compute_when_quota_is_short() -> None:
+    policy = QuotaPolicy("q", ("ml",), Limits(gpu_milli=400))
+    nodes = [
+        a_node("big", cpu=64, gpus=2, sharing=SharingMode.TIME_SLICE, gpu_memory_mib=10_000),
+        a_node("small", cpu=2, gpus=1, sharing=SharingMode.TIME_SLICE, gpu_memory_mib=5_000),
+    ]
+    share = a_task("share", project="ml", gpu_memory_mib=2_500)
+    plan = schedule(a_snapshot(nodes, [share], [policy]), 0)
+    assert [(p.node, p.grants[0].compute_milli) for p in plan.placements] == [("big", 250)]
+    [on_small] = schedule(a_snapshot(nodes, [a_task("share", gpu_memory_mib=2_500)]), 0).placements
+    assert (on_small.node, on_small.grants[0].compute_milli) == ("small", 500), "the best place, had quota allowed it"
+
+
 def test_a_share_counts_as_its_share() -> None:
     policy = QuotaPolicy("q", ("ml",), Limits(gpu_milli=1000))
     tasks = [a_task(f"t{i}", project="ml", gpu=250, at_ms=i) for i in range(5)]
