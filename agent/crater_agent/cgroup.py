@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crater_agent import bpf
-from crater_agent.cgroup_common import Cgroups, Counters, Group, Limits, read, write
+from crater_agent.cgroup_common import Cgroups, Counters, Group, Limits, lines, read, write
 from crater_agent.cgroup_v1 import CgroupsV1, GroupV1
 from crater_agent.cgroup_v2 import CgroupsV2, GroupV2
 from crater_agent.privileges import CAP_SYS_ADMIN, has_capability
@@ -157,17 +157,17 @@ def _open_v2(mount: Mount, own: str, name: str) -> tuple[Cgroups | None, str]:
         return None, f"no {', '.join(sorted(missing))} controller"
     home = _inside(mount, own)
     try:
-        if home != mount.path:
-            if not _is_ours_alone(home):
-                if os.geteuid() != 0:
-                    return None, f"{home} is shared with other processes: run the agent as a service with Delegate=yes"
-                home = mount.path
-            else:
-                # A group with controllers for its children holds no processes itself: ours move down first.
-                leaf = home / "agent"
-                leaf.mkdir(exist_ok=True)
-                for pid in read(home / "cgroup.procs").split():
-                    write(leaf / "cgroup.procs", pid)
+        # A container's own root looks like one and is none: only the machine's has no type.
+        if not _is_root(home) and (why := _why_not_here(home)):
+            if os.geteuid() != 0:
+                return None, f"{home} {why}: run the agent as a service with Delegate=yes"
+            home = mount.path
+        if not _is_root(home):
+            # A group with controllers for its children holds no processes itself: ours move down first.
+            leaf = home / "agent"
+            leaf.mkdir(exist_ok=True)
+            for pid in read(home / "cgroup.procs").split():
+                write(leaf / "cgroup.procs", pid)
         base = home / name
         for path in (home, base):
             path.mkdir(exist_ok=True)
@@ -187,6 +187,18 @@ def _share_out(path: Path, controllers: list[str]) -> None:
         write(path / "cgroup.subtree_control", " ".join(f"+{name}" for name in V2_NEEDED))
 
 
+def _is_root(home: Path) -> bool:
+    return not (home / "cgroup.type").exists()
+
+
+def _why_not_here(home: Path) -> str:
+    """Why the group that this process was started in cannot be divided, before anything is moved; empty when it can."""
+    if not _is_ours_alone(home):
+        return "is shared with other processes"
+    missing = set(V2_NEEDED) - set(lines(home / "cgroup.controllers"))
+    return f"has not been given {', '.join(sorted(missing))}" if missing else ""
+
+
 def _is_ours_alone(home: Path) -> bool:
     """Only this process, its children and what it started earlier are in the group."""
     for pid in read(home / "cgroup.procs").split():
@@ -196,7 +208,7 @@ def _is_ours_alone(home: Path) -> bool:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"crater_agent" not in command:
+        if b"crater_agent" not in command and b"crater-agent" not in command:
             return False
     return True
 

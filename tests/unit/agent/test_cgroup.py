@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from crater_agent.cgroup import Limits, Mount, memory_limit_bytes, open_cgroups, read_mounts, read_own
 
@@ -24,10 +27,12 @@ def _files(directory: Path, **files: str) -> Path:
     return directory
 
 
-def _v2(tmp_path: Path, own: str, controllers: str, procs: str = "") -> Path:
+def _v2(tmp_path: Path, own: str, controllers: str, procs: str = "", delegated: str | None = None) -> Path:
     root = _files(tmp_path / "sys", cgroup__controllers=controllers, cgroup__subtree_control="", cgroup__procs="")
     home = root / own.lstrip("/")
     _files(home, cgroup__procs=procs, cgroup__subtree_control="")
+    if own != "/":
+        _files(home, cgroup__type="domain\n", cgroup__controllers=controllers if delegated is None else delegated)
     # The kernel fills a new directory; here it has to be there before.
     names = ("cpu.max", "cpu.weight", "memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs")
     _files(home / "agent", cgroup__procs="")
@@ -94,6 +99,28 @@ def test_a_weight_alone_for_what_must_start_at_once(tmp_path: Path):
     assert groups is not None
     groups.create("a", Limits(cpu_milli=100, cpu_hard=False))
     assert (tmp_path / "sys/crater-n1/a/cpu.max").read_text() == ""
+
+
+def test_a_group_without_controllers_is_left_for_the_root_and_nothing_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    proc = _v2(tmp_path, "/system.slice/agent.service", "cpu memory pids\n", f"{os.getpid()}\n", delegated="memory pids\n")
+    home = tmp_path / "sys/system.slice/agent.service"
+    _files(tmp_path / "sys/crater-n1", cgroup__subtree_control="")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    groups, why = open_cgroups("crater-n1", proc)
+    assert (groups is not None, why) == (True, "")
+    assert ((home / "agent/cgroup.procs").read_text(), (home / "cgroup.subtree_control").read_text()) == ("", "")
+    assert (tmp_path / "sys/crater-n1/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    groups, why = open_cgroups("crater-n1", proc)
+    assert (groups, why) == (None, f"cgroup v2: {home} has not been given cpu: run the agent as a service with Delegate=yes")
+
+
+def test_the_root_that_a_container_sees_is_emptied_before_it_is_divided(tmp_path: Path):
+    proc = _v2(tmp_path, "/", "cpu memory pids\n", f"{os.getpid()}\n")
+    _files(tmp_path / "sys", cgroup__type="domain\n", cgroup__procs=f"{os.getpid()}\n")
+    groups, why = open_cgroups("crater-n1", proc)
+    assert (groups is not None, why) == (True, "")
+    assert (tmp_path / "sys/agent/cgroup.procs").read_text() == str(os.getpid())
 
 
 def test_a_missing_controller_is_named(tmp_path: Path):
