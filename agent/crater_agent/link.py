@@ -12,6 +12,8 @@ from typing import Any, cast
 from crater_agent.outbound import httpx
 from crater_core.errors import CraterError, NotLeader, SchedulerUnreachable, Unavailable
 from crater_core.wire.agents import (
+    DrainAnswer,
+    DrainAsked,
     Heartbeat,
     HeartbeatAnswer,
     Leases,
@@ -69,6 +71,16 @@ class Link:
     async def heartbeat(self, beat: Heartbeat, timeout_s: float) -> HeartbeatAnswer:
         content = beat.model_dump_json()
         return HeartbeatAnswer.model_validate_json(await self._call("POST", "heartbeat", content=content, timeout_s=timeout_s))
+
+    async def drain(self, reason: str) -> DrainAnswer:
+        content = DrainAsked(reason=reason).model_dump_json()
+        return DrainAnswer.model_validate_json(await self._call("POST", "drain", content=content, timeout_s=10))
+
+    async def draining(self) -> DrainAnswer:
+        return DrainAnswer.model_validate_json(await self._call("GET", "drain", timeout_s=10))
+
+    async def undrain(self) -> DrainAnswer:
+        return DrainAnswer.model_validate_json(await self._call("POST", "undrain", timeout_s=10))
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -30,7 +30,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """Counters are cumulative since boot."""
+    """Counters are cumulative since boot; the disk's room is that of the file system with the scratch directories."""
 
     cpu_seconds: dict[str, float]
     load_1m: float
@@ -41,6 +41,8 @@ class MachineSample:
     memory_available_bytes: int
     memory_cached_bytes: int
     swap_used_bytes: int
+    disk_total_bytes: int
+    disk_free_bytes: int
     disk_read_bytes: int
     disk_written_bytes: int
     disk_reads: int
@@ -77,12 +79,15 @@ def load_1m() -> float:
     return os.getloadavg()[0]
 
 
-def sample() -> MachineSample:
+CPU_MODES = ("user", "nice", "system", "irq", "softirq", "steal", "idle", "iowait")
+
+
+def sample(scratch_root: Path) -> MachineSample:
     cpu, memory, swap = _psutil.cpu_times(), _psutil.virtual_memory(), _psutil.swap_memory()
     disks, network = _psutil.disk_io_counters(), _psutil.net_io_counters()
-    loads = os.getloadavg()
+    loads, room = os.getloadavg(), disk(scratch_root)
     return MachineSample(
-        cpu_seconds={mode: float(getattr(cpu, mode)) for mode in ("user", "system", "idle", "iowait", "steal")},
+        cpu_seconds={mode: float(getattr(cpu, mode)) for mode in CPU_MODES},
         load_1m=loads[0],
         load_5m=loads[1],
         load_15m=loads[2],
@@ -91,6 +96,8 @@ def sample() -> MachineSample:
         memory_available_bytes=int(memory.available),
         memory_cached_bytes=int(memory.cached),
         swap_used_bytes=int(swap.used),
+        disk_total_bytes=room.total_bytes,
+        disk_free_bytes=room.free_bytes,
         disk_read_bytes=int(disks.read_bytes) if disks else 0,
         disk_written_bytes=int(disks.write_bytes) if disks else 0,
         disk_reads=int(disks.read_count) if disks else 0,

@@ -24,6 +24,7 @@ from crater_agent.environment import Host
 from crater_agent.gpu_watch import GpuWatch
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
+from crater_agent.node_watch import NodeWatch
 from crater_agent.records import Records
 from crater_agent.runtime import Identity, Place, ProcessRuntime, identity_of
 from crater_agent.runtimes import Runtimes
@@ -49,6 +50,10 @@ def main() -> None:
         from crater_agent import doctor
 
         sys.exit(doctor.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["drain"]:
+        from crater_agent import drain
+
+        sys.exit(drain.main(sys.argv[2:]))
     arguments = _parser().parse_args()
     try:
         sys.exit(_run(arguments))
@@ -65,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="crater-agent",
         description="Offers this machine to a Crater scheduler and runs what it is given. "
         "SIGTERM and SIGINT stop the agent; its workloads go on and are taken over by the next start. "
-        "`crater-agent doctor` checks the node instead.",
+        "`crater-agent drain` empties the node first; `crater-agent doctor` checks it.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="agent.yaml")
     parser.add_argument("--check", action="store_true", help="check the file against this machine, say what is offered, end")
@@ -214,11 +219,12 @@ async def _serve(
     agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms)
     agents.append(agent)
     secret = secrets.token_urlsafe(32)
+    node_watch = NodeWatch(lambda: machine.sample(place.scratch_root), settings.sample_interval, clock)
     metrics = Metrics(
         node,
         __version__,
         declaration.devices,
-        machine.sample,
+        node_watch,
         lambda: tuple(watch.devices.values()) if watch is not None else (),
         workloads.values,
         lambda: session.round_trip_ms,
@@ -238,6 +244,7 @@ async def _serve(
     await agent.take_over()
     # Not before: what is not taken over yet would look like something that nobody wants.
     attending = asyncio.create_task(docker.attend()) if docker is not None else None
+    measuring = asyncio.create_task(node_watch.run())
     try:
         await _until_signal(agent)
         if stop_workloads:
@@ -249,6 +256,7 @@ async def _serve(
         running = [w for w in agent.workloads.values() if w.running]
         log.info("the agent stops%s", f"; {len(running)} workload(s) go on without it" if running else "")
         await agent.drain_jobs()
+        measuring.cancel()
         if docker is not None and attending is not None:
             attending.cancel()
             await docker.close()

@@ -1,4 +1,4 @@
-"""What the agent tells Prometheus: the node, its GPUs and its tasks. Read when it is asked for, not before."""
+"""What the agent tells Prometheus: the node, its GPUs and its tasks, as they were last measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from crater_agent import gpu_metrics
 from crater_agent.gpu_watch import Device
 from crater_agent.machine import MachineSample
+from crater_agent.node_watch import GROWING, NodeWatch, Rates
 from crater_agent.workload import Workload
 from crater_core.wire.agents import DeviceDeclaration
 
@@ -25,7 +26,7 @@ class Metrics:
         node: str,
         version: str,
         devices: tuple[DeviceDeclaration, ...],
-        machine: Callable[[], MachineSample],
+        machine: NodeWatch,
         gpus: Callable[[], tuple[Device, ...]],
         workloads: Callable[[], Iterable[Workload]],
         round_trip_ms: Callable[[], int | None] = lambda: None,
@@ -46,7 +47,8 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         yield self._gauge("crater_agent_info", "What runs here", {"version": self._version}, 1)
-        yield from self._of_machine(self._machine())
+        yield from self._of_machine(self._machine.last)
+        yield from self._of_rates(self._machine.rates)
         round_trip_ms = self._round_trip_ms()
         if round_trip_ms is not None:
             text = "Time that the last heartbeat took, there and back"
@@ -69,6 +71,8 @@ class Metrics:
             "crater_node_memory_available_bytes": ("Memory that could be had without swapping", sample.memory_available_bytes),
             "crater_node_memory_cached_bytes": ("Page cache", sample.memory_cached_bytes),
             "crater_node_swap_used_bytes": ("Swap in use", sample.swap_used_bytes),
+            "crater_node_disk_total_bytes": ("Size of the file system with the scratch directories", sample.disk_total_bytes),
+            "crater_node_disk_free_bytes": ("What is free on it", sample.disk_free_bytes),
         }
         counters = {
             "crater_node_context_switches": ("Context switches since boot", sample.context_switches),
@@ -86,6 +90,15 @@ class Metrics:
             family = CounterMetricFamily(name, text, labels=["node"])
             family.add_metric([self._node], value)
             yield family
+
+    def _of_rates(self, rates: Rates | None) -> Iterable[Metric]:
+        if rates is None:
+            return
+        use = "CPU in use between the last two samples, of all cores together"
+        yield self._gauge("crater_node_cpu_use_ratio", use, {}, rates.cpu_use_milli / 1000)
+        for name in GROWING:
+            text = f"How fast crater_node_{name}_total grew between the last two samples"
+            yield self._gauge(f"crater_node_{name}_per_second", text, {}, getattr(rates, name))
 
     def _of_tasks(self, workloads: list[Workload]) -> Iterable[Metric]:
         labels = ["node", "task", "allocation", "name"]

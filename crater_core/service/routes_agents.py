@@ -10,16 +10,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crater_core.errors import Conflict, NotFound
-from crater_core.lifecycle.inputs import NodeHeard, NodeRegistered, Report
+from crater_core.lifecycle.inputs import Input, NodeCordoned, NodeDrained, NodeHeard, NodeRegistered, Report
 from crater_core.model.node import Node, NodeStatus
 from crater_core.model.snapshot import Snapshot
 from crater_core.service.batch import Batch
 from crater_core.service.engine import Prepared
-from crater_core.service.http import Hub, Invalid, answer, answer_bytes, body_of
+from crater_core.service.http import Hub, Invalid, answer, answer_bytes, body_of, identity_of
 from crater_core.service.openapi import described
 from crater_core.service.routes_tasks import Wait
 from crater_core.service.views import LeaseBook
-from crater_core.wire.agents import Heartbeat, HeartbeatAnswer, Leases, NodeDeclaration, Registered, ReportAnswer, ReportBatch
+from crater_core.wire.agents import (
+    DrainAnswer,
+    DrainAsked,
+    Heartbeat,
+    HeartbeatAnswer,
+    Leases,
+    NodeDeclaration,
+    Registered,
+    ReportAnswer,
+    ReportBatch,
+)
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -39,6 +49,9 @@ class AgentRoutes:
             "/reports", self.reports, methods=["POST"], **described("What became of allocations", ReportAnswer, takes=ReportBatch)
         )
         add("/heartbeat", self.heartbeat, methods=["POST"], **described("Alive, with use", HeartbeatAnswer, takes=Heartbeat))
+        add("/drain", self.drain, methods=["POST"], **described("Empty this node", DrainAnswer, takes=DrainAsked))
+        add("/drain", self.draining, methods=["GET"], **described("Whether it is being emptied", DrainAnswer))
+        add("/undrain", self.undrain, methods=["POST"], **described("Take tasks again", DrainAnswer))
         return router
 
     async def register(self, request: Request, node: str) -> Response:
@@ -71,6 +84,30 @@ class AgentRoutes:
         self._engine.must_lead()  # Heard all the same: what the store does is no node's fault.
         if self._engine.counts_as_lost(name):
             await self._engine.happen(NodeHeard(name))
+
+    async def drain(self, request: Request, node: str) -> Response:
+        """Without a deadline: nothing that runs is stopped for it. An operator's own drain of it stays as it is."""
+        body = await body_of(request, DrainAsked)
+        known = self._engine.shown.snapshot.nodes.get(node)
+        if known is None or known.drain is None:
+            await self._happen(node, NodeDrained(node, None, identity_of(request).user, body.reason))
+        return await self.draining(node)
+
+    async def undrain(self, request: Request, node: str) -> Response:
+        await self._happen(node, NodeCordoned(node, False, identity_of(request).user))
+        return await self.draining(node)
+
+    async def draining(self, node: str) -> Response:
+        self._engine.must_lead()
+        snapshot = self._engine.shown.snapshot
+        _must_exist(snapshot, node)
+        return answer(
+            DrainAnswer(draining=snapshot.nodes[node].drain is not None, allocations=len(snapshot.by_node.get(node, ())))
+        )
+
+    async def _happen(self, name: str, happened: Input) -> None:
+        """Said by the machine, and perhaps not by its agent: no sign of life."""
+        await self._engine.happen(happened, check=lambda snapshot: _must_exist(snapshot, name))
 
     async def leases(self, node: str, after: Annotated[int | None, Query(ge=0, le=2**62)] = None, wait: Wait = 0.0) -> Response:
         await self._heard(node)
@@ -115,6 +152,11 @@ class AgentRoutes:
         body = await body_of(request, Heartbeat, b"{}")
         self._engine.heard.used(node, {name: use.to_use() for name, use in body.uses.items()})
         return answer(HeartbeatAnswer(term=self._engine.term, server_time_ms=self._engine.clock.now_ms()))
+
+
+def _must_exist(snapshot: Snapshot, name: str) -> None:
+    if name not in snapshot.nodes:
+        raise NotFound(f"no node is called {name[:200]}", node=name[:200])
 
 
 def _devices_are_its_own(snapshot: Snapshot, declared: Node) -> None:

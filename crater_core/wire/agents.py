@@ -157,6 +157,17 @@ class HeartbeatAnswer(Outgoing):
     server_time_ms: int
 
 
+class DrainAsked(Incoming):
+    """A node's own wish to be emptied: it takes nothing new, and what runs goes on to its end."""
+
+    reason: str = Field(default="", max_length=1000)
+
+
+class DrainAnswer(Outgoing):
+    draining: bool
+    allocations: int = Field(description="what the node still holds")
+
+
 class MountView(Outgoing):
     source: str
     target: str

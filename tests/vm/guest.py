@@ -10,7 +10,8 @@ from typing import Any
 
 import image
 
-PATIENCE_S = 220
+PATIENCE_S = 600
+"""About two minutes are needed where nothing else runs."""
 MEMORY = "1536M"
 
 

@@ -45,7 +45,7 @@ After=basic.target
 Type=oneshot
 WorkingDirectory=/project
 Environment=PYTHONDONTWRITEBYTECODE=1 HOME=/root RESULTS=/dev/ttyS1
-ExecStart=/opt/crater/bin/python -m pytest tests/vm/inside -o python_files=*.py -p no:cacheprovider -p inside_results --timeout 60
+ExecStart=/opt/crater/bin/python -m pytest tests/vm/inside -o python_files=*.py -p no:cacheprovider -p inside_results --timeout 150
 ExecStopPost=/bin/sh -c 'echo 1 > /proc/sys/kernel/sysrq; echo o > /proc/sysrq-trigger'
 StandardOutput=journal+console
 """

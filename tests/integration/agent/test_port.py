@@ -123,3 +123,16 @@ def test_a_replica_is_ready_when_it_answers_and_fails_when_it_stops_to(start, pl
     end = scheduler.final("a")
     assert (end.status.value, end.reason.code.value) == ("failed", "unhealthy")
     assert end.reason.facts == {"failures": 3, "why": "it answers with status 500"}
+
+
+def test_the_node_is_measured_at_the_interval_of_the_file(start, scheduler: SchedulerStandIn):
+    start(sample_interval="5s")
+    url = f"{scheduler.declaration.agent_url}/metrics"
+
+    def measured() -> str | None:
+        text = _get(url).text
+        return text if "crater_node_cpu_use_ratio" in text else None
+
+    text = poll_until(measured, 30, "a second sample")
+    said = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("crater_node"))
+    assert float(said['crater_node_context_switches_per_second{node="n1"}']) > 0

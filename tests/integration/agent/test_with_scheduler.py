@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +125,61 @@ def test_an_agent_that_stays_away_loses_its_task_and_no_two_copies_run_at_once(c
     (place / "go").touch()
     assert cluster.end(task)["status"] == "succeeded"
     assert len((place / "ran").read_text().split()) == 2
+
+
+def _drain(cluster: Cluster, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "crater_agent", "drain", "--config", str(cluster.agent.config_file), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_an_agent_is_drained_from_its_own_machine_and_no_task_is_stopped_for_it(cluster: Cluster, place: Path):
+    go = place / "go"
+    running = cluster.submit("sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done; echo whole")
+    cluster.until(running, "running")
+    drain = _drain(cluster, "--wait", "--reason", "new disk")
+    assert drain.stdout is not None
+    assert drain.stdout.readline() == "n1 is draining: 1 allocation goes on to the end, and nothing new is sent to it\n"
+    node = cluster.client.get("/v1/nodes/n1").json()
+    assert (node["cordoned"], node["drain"]["reason"], node["drain"]["deadline_ms"]) == (True, "new disk", None)
+    waiting = cluster.submit("true")
+    assert cluster.task(waiting)["status"] == "queued"
+    assert cluster.task(running)["status"] == "running"
+    go.touch()
+    assert cluster.end(running)["status"] == "succeeded"
+    assert cluster.log(running) == "whole\n"
+    assert drain.communicate(timeout=20)[0] == "n1 is drained: nothing runs on it, and nothing new is sent to it\n"
+    assert drain.returncode == 0
+    assert cluster.task(waiting)["status"] == "queued"
+    back = _drain(cluster, "--undo")
+    assert back.communicate(timeout=20)[0] == "n1 takes tasks again\n"
+    assert cluster.end(waiting)["status"] == "succeeded"
+
+
+def test_a_drain_from_the_machine_leaves_an_operators_deadline_as_it_is(cluster: Cluster):
+    cluster.client.post("/v1/nodes/n1/drain", json={"deadline": "2h", "reason": "moving"}).raise_for_status()
+    before = cluster.client.get("/v1/nodes/n1").json()["drain"]
+    assert before["reason"] == "moving"
+    said = _drain(cluster, "--wait", "--reason", "other").communicate(timeout=20)[0]
+    assert said == "n1 is drained: nothing runs on it, and nothing new is sent to it\n"
+    assert cluster.client.get("/v1/nodes/n1").json()["drain"] == before
+
+
+def test_who_waits_for_a_drain_hears_that_it_was_taken_back(cluster: Cluster):
+    cluster.until(cluster.submit("sleep", "60"), "running")
+    drain = _drain(cluster, "--wait")
+    assert drain.stdout is not None
+    assert drain.stdout.readline().startswith("n1 is draining")
+    cluster.client.post("/v1/nodes/n1/uncordon").raise_for_status()
+    assert "take tasks again meanwhile" in drain.communicate(timeout=20)[0]
+    assert drain.returncode == 1
+
+
+def test_a_drain_without_a_scheduler_or_with_an_unknown_node_fails_with_one_line(cluster: Cluster, place: Path):
+    cluster.agent.config_file.write_text(cluster.agent.config_file.read_text().replace("node_name: n1", "node_name: n7"))
+    drain = _drain(cluster)
+    assert (drain.communicate(timeout=20)[0], drain.returncode) == ("crater-agent drain: no node is called n7\n", 1)
+    cluster.scheduler.kill()
+    drain = _drain(cluster)
+    said = drain.communicate(timeout=20)[0]
+    assert said.startswith("crater-agent drain: ")
+    assert (said.count("\n"), drain.returncode) == (1, 1)

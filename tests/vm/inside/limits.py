@@ -34,16 +34,19 @@ def cgroups() -> Iterator[Cgroups]:
 
 @pytest.fixture
 def run(cgroups: Cgroups) -> Iterator[Run]:
-    started: list[subprocess.Popen[str]] = []
+    started: list[tuple[Group, subprocess.Popen[str]]] = []
 
     def run(group: Group, program: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-S", "-c", JOIN + program, ",".join(group.procs_files)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True))
-        return started[-1]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        started.append((group, process))
+        return process
 
     yield run
-    for process in started:
+    for group, process in started:
         process.kill()
+        # Its children, too, hold the other end of the pipe.
+        group.kill()
         process.communicate()
 
 
@@ -101,7 +104,12 @@ def test_two_tasks_share_one_core_by_weight(cgroups: Cgroups, run: Run):
 
 def test_whole_cores_hold_even_one_who_asks_for_others(cgroups: Cgroups, run: Run):
     group = cgroups.create("a", Limits(cores=(1,)))
-    tries = "try:\n    os.sched_setaffinity(0, {0})\nexcept OSError: pass\nprint(sorted(os.sched_getaffinity(0)), flush=True)\nsys.stdin.readline()\n"
+    tries = """
+try: os.sched_setaffinity(0, {0})
+except OSError: pass
+print(sorted(os.sched_getaffinity(0)), flush=True)
+sys.stdin.readline()
+"""
     process = run(group, tries + "print(sorted(os.sched_getaffinity(0)), flush=True)\n")
     assert line(process) == "[1]"
     group.keep_on((0,))
@@ -131,7 +139,14 @@ def test_a_kill_by_hand_is_no_oom_kill(cgroups: Cgroups, run: Run):
 
 def test_all_of_a_task_goes_when_one_of_its_processes_is_over(cgroups: Cgroups, run: Run):
     group = cgroups.create("a", Limits(memory_bytes=48 * MIB))
-    child = "if os.fork() == 0:\n    held = []\n    while True: held.append(bytearray(4 << 20))\nos.wait()\nprint('the parent lives on', flush=True)\nsys.stdin.readline()\n"
+    child = """
+if os.fork() == 0:
+    held = []
+    while True: held.append(bytearray(4 << 20))
+os.wait()
+print("the parent lives on", flush=True)
+sys.stdin.readline()
+"""
     process = run(group, child)
     assert process.communicate()[0] == ""
     assert process.returncode == -signal.SIGKILL
@@ -140,7 +155,15 @@ def test_all_of_a_task_goes_when_one_of_its_processes_is_over(cgroups: Cgroups, 
 
 def test_forks_stop_at_the_limit(cgroups: Cgroups, run: Run):
     group = cgroups.create("a", Limits(pids_max=10))
-    bomb = "import time\nmade = 0\ntry:\n    while os.fork(): made += 1\n    time.sleep(60)\nexcept BlockingIOError: print(made, flush=True)\nsys.stdin.readline()\n"
+    bomb = """
+import time
+made = 0
+try:
+    while os.fork(): made += 1
+    time.sleep(60)
+except BlockingIOError: print(made, flush=True)
+sys.stdin.readline()
+"""
     assert line(run(group, bomb)) == "9"
     assert file("pids.current") == "10"
     assert file("pids.events").split()[1] != "0"
@@ -175,7 +198,11 @@ def test_a_device_that_was_given_is_let_in_and_nothing_beside_it(cgroups: Cgroup
     from crater_agent.device_files import of_path
 
     group = cgroups.create("a", Limits(devices=(*EVERYBODYS, of_path(Path("/dev/vdb")))))
-    tries = "for name in ('/dev/vdb', '/dev/vda'):\n    try: os.close(os.open(name, os.O_RDONLY)); print(name, 'open')\n    except OSError as error: print(name, error.errno)\n"
+    tries = """
+for name in ("/dev/vdb", "/dev/vda"):
+    try: os.close(os.open(name, os.O_RDONLY)); print(name, "open")
+    except OSError as error: print(name, error.errno)
+"""
     assert run(group, tries).communicate()[0].splitlines() == ["/dev/vdb open", "/dev/vda 1"]
 
 
@@ -216,8 +243,12 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _processes() -> int:
+    return len([path for path in Path("/proc").iterdir() if path.name.isdigit()])
+
+
 def test_fifty_rounds_leave_no_group_and_no_process(cgroups: Cgroups):
-    before = len([name for name in os.listdir("/proc") if name.isdigit()])
+    before = _processes()
     for number in range(50):
         group = cgroups.create(f"round-{number}", Limits(cpu_milli=500, memory_bytes=64 * MIB, devices=EVERYBODYS))
         pid = os.fork()
@@ -233,4 +264,4 @@ def test_fifty_rounds_leave_no_group_and_no_process(cgroups: Cgroups):
         os.waitpid(pid, 0)
         end(group)
     assert cgroups.names() == []
-    assert len([name for name in os.listdir("/proc") if name.isdigit()]) <= before + 2
+    assert _processes() <= before + 2

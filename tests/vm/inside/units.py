@@ -149,7 +149,14 @@ def test_an_agent_that_is_not_root_enforces_limits_in_what_was_delegated_to_it(
     assert scheduler.declaration.enforcement.value == "enforced"
     scheduler.give("hog", [PYTHON, "-S", "-c", HOG], memory_bytes=48 * MIB)
     assert scheduler.final("hog", PATIENCE_S).reason.code.value == "oom_killed"
-    escapes = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(os.getpid(), os.getuid(), flush=True)\n    time.sleep(600)\ntime.sleep(0.3)"
+    escapes = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), os.getuid(), flush=True)
+    time.sleep(600)
+time.sleep(0.3)
+"""
     scheduler.give("loose", [PYTHON, "-S", "-c", escapes])
     assert scheduler.final("loose", PATIENCE_S).status.value == "succeeded"
     pid, uid = map(int, scheduler.read_log_text("loose").split())
