@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from crater_agent.docker_spec import Bind
+from crater_agent.mounts import inside, real_source
 from crater_agent.runtime import Identity
 from crater_core.errors import RuntimeFailed
 from crater_core.wire.agents import Lease
@@ -15,10 +16,7 @@ from crater_core.wire.agents import Lease
 def binds_of(lease: Lease, scratch: str, roots: Iterable[Path], identity: Identity | None) -> list[Bind]:
     """Links are resolved first, so that none leads out of the roots. Raises RuntimeFailed."""
     roots = tuple(roots)
-    binds = [Bind(_inside(mount.source, roots), _clean(mount.target), mount.read_only) for mount in lease.mounts]
-    for bind, mount in zip(binds, lease.mounts, strict=True):
-        if not os.path.exists(bind.source):  # noqa: PTH110 (a text that is a path of the engine's, too)
-            raise RuntimeFailed(f"{mount.source} does not exist on this node", again=1)
+    binds = [Bind(real_source(mount.source, roots), _clean(mount.target), mount.read_only) for mount in lease.mounts]
     if lease.output_path is not None and not any(_covers(bind, lease.output_path) for bind in binds):
         binds.append(Bind(_make_output(lease.output_path, roots, identity), _clean(lease.output_path), read_only=False))
     binds.append(Bind(scratch, scratch, read_only=False))
@@ -27,14 +25,6 @@ def binds_of(lease: Lease, scratch: str, roots: Iterable[Path], identity: Identi
         if target == "/" or targets.count(target) > 1:
             raise RuntimeFailed(f"nothing can be mounted at {target}" if target == "/" else f"{target} is mounted twice")
     return binds
-
-
-def _inside(source: str, roots: tuple[Path, ...]) -> str:
-    real = Path(os.path.realpath(source))
-    if not any(real.is_relative_to(os.path.realpath(root)) for root in roots):
-        leads = f" (it leads to {real})" if str(real) != _clean(source) else ""
-        raise RuntimeFailed(f"{source}{leads} is outside this node's mount_roots")
-    return str(real)
 
 
 def _clean(path: str) -> str:
@@ -47,7 +37,7 @@ def _covers(bind: Bind, path: str) -> bool:
 
 def _make_output(path: str, roots: tuple[Path, ...], identity: Identity | None) -> str:
     """The directory for its results, made where it is missing and given to the container's user."""
-    real = Path(_inside(path, roots))
+    real = Path(inside(path, roots))
     try:
         missing = not real.exists()
         real.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -56,14 +56,20 @@ def binds_of(mounts: Iterable[MountView], roots: Iterable[Path], no_rights: str 
     return tuple(sorted(binds, key=lambda bind: bind.target.count("/")))
 
 
-def real_source(source: str, roots: tuple[Path, ...]) -> str:
-    """Links are resolved first, so that none leads out of the roots. Raises RuntimeFailed."""
-    real = os.path.realpath(source)
-    if not any(Path(real).is_relative_to(os.path.realpath(root)) for root in roots):
-        leads = f" (it leads to {real})" if real != os.path.normpath(source) else ""
-        raise RuntimeFailed(f"{source}{leads} is outside this node's mount_roots")
+def real_source(source: str, roots: Iterable[Path]) -> str:
+    """What a mount shows: inside of the roots, and there. Raises RuntimeFailed."""
+    real = inside(source, roots)
     if not Path(real).exists():
         raise RuntimeFailed(f"{source} does not exist on this node", again=1)
+    return real
+
+
+def inside(path: str, roots: Iterable[Path]) -> str:
+    """Links are resolved first, so that none leads out of the roots. Raises RuntimeFailed."""
+    real = os.path.realpath(path)
+    if not any(Path(real).is_relative_to(os.path.realpath(root)) for root in roots):
+        leads = f" (it leads to {real})" if real != os.path.normpath(path) else ""
+        raise RuntimeFailed(f"{path}{leads} is outside this node's mount_roots")
     return real
 
 

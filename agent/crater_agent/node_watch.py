@@ -31,8 +31,9 @@ class Rates:
     network_errors: float = 0.0
 
 
-GROWING = ("context_switches", "disk_reads", "disk_writes", "disk_read_bytes", "disk_written_bytes")
-GROWING += ("network_received_bytes", "network_sent_bytes", "network_errors")
+_DISKS = ("disk_reads", "disk_writes", "disk_read_bytes", "disk_written_bytes")
+_NETWORK = ("network_received_bytes", "network_sent_bytes", "network_errors")
+GROWING = ("context_switches", *_DISKS, *_NETWORK)
 
 
 def rates(before: MachineSample, after: MachineSample, elapsed_ms: int) -> Rates | None:

@@ -44,8 +44,8 @@ After=basic.target
 [Service]
 Type=oneshot
 WorkingDirectory=/project
-Environment=PYTHONDONTWRITEBYTECODE=1 HOME=/root RESULTS=/dev/ttyS1
-ExecStart=/opt/crater/bin/python -m pytest tests/vm/inside -o python_files=*.py -p no:cacheprovider -p inside_results --timeout 150
+Environment=PYTHONDONTWRITEBYTECODE=1 HOME=/root RESULTS=/dev/ttyS1 "OPTIONS=-p no:cacheprovider --timeout 150"
+ExecStart=/opt/crater/bin/python -m pytest tests/vm/inside -o python_files=*.py -p inside_results $OPTIONS
 ExecStopPost=/bin/sh -c 'echo 1 > /proc/sys/kernel/sysrq; echo o > /proc/sysrq-trigger'
 StandardOutput=journal+console
 """

@@ -143,6 +143,43 @@ def test_an_engine_that_goes_down_takes_its_containers_along_and_they_are_lost_n
     poll_until(lambda: not _containers(engine, agent), what="the containers removed")
 
 
+def _pid_of(engine: DockerWorld, name: str) -> int:
+    with contextlib.closing(engine.client()) as client:
+        return int(client.inspect_container(name)["State"]["Pid"])
+
+
+def test_an_engine_that_is_killed_leaves_tasks_running_that_can_be_cancelled_and_the_next_engine_settles_them(
+    start, scheduler: SchedulerStandIn, image: str, engine: DockerWorld
+):
+    agent = start()
+    for name in ("stays", "cancelled"):
+        scheduler.give(name, ["sleep", "600"], image=image, grace_ms=200)
+        scheduler.running(name)
+    pids = {name: _pid_of(engine, f"{agent.group_name}-{name}") for name in ("stays", "cancelled")}
+    engine.halt(signal.SIGKILL)
+    poll_until(lambda: scheduler.declarations[-1].runtimes == ("process",), 30, "the node without containers")
+    scheduler.change("cancelled", stop=True)
+    poll_until(lambda: not _lives(pids["cancelled"]), what="the cancelled one ended without an engine")
+    assert _lives(pids["stays"])
+    assert not [report for report in scheduler.reports_of("stays") if report.status.ended]
+    engine.start()
+    assert (scheduler.final("cancelled", 40).status.value, scheduler.final("cancelled").reason.code.value) == (
+        "cancelled",
+        "cancelled",
+    )
+    end = scheduler.final("stays", 40)
+    assert (end.status.value, end.reason.code.value) == ("lost", "engine_lost")
+    assert not _lives(pids["stays"])
+    poll_until(lambda: not _containers(engine, agent), what="the containers removed")
+    assert len([report for report in scheduler.reports if report.status.ended]) == 2
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return False
+
+
 def test_twenty_rounds_leave_nothing(start, place: Path, scheduler: SchedulerStandIn, image: str, engine: DockerWorld):
     agent = start()
     poll_until(lambda: scheduler.declarations)
