@@ -20,6 +20,8 @@ class Changes:
     usage: tuple[UsageRecord, ...] = ()
 
     def __add__(self, later: Changes) -> Changes:
+        if not later:
+            return self
         return Changes(self.puts + later.puts, self.removed + later.removed, self.events + later.events, self.usage + later.usage)
 
     def __bool__(self) -> bool:

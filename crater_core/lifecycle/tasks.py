@@ -32,8 +32,16 @@ def submit(snapshot: Snapshot, asked: TaskSubmitted, now_ms: int) -> Changes:
     if asked.id in snapshot.tasks:
         return NO_CHANGES
     waits = waiting_for(snapshot, asked.spec) or _behind_others(snapshot, asked.spec) or Reason.of(ReasonCode.NOT_YET_LOOKED_AT)
-    task = Task(asked.id, asked.spec, TaskStatus.QUEUED, now_ms, now_ms, waits, array_index=asked.array_index)
-    task = replace(task, foretold_ms=_foretold(snapshot, asked.spec))
+    task = Task(
+        asked.id,
+        asked.spec,
+        TaskStatus.QUEUED,
+        now_ms,
+        now_ms,
+        waits,
+        array_index=asked.array_index,
+        foretold_ms=_foretold(snapshot, asked.spec),
+    )
     return Changes(puts=(task,), events=(story(task, "queued", now_ms),))
 
 

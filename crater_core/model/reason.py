@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from crater_core.model.units import show_bytes, show_duration, show_mib, show_milli
 
@@ -135,13 +136,19 @@ class Reason:
 
 def sentence(reason: Reason) -> str:
     """One clear sentence for a person, with the numbers."""
-    text = _SENTENCES[reason.code]
-    return text.format_map(_Shown(reason.facts))
+    return _told(reason.code, tuple(reason.facts.items()))[0]
 
 
 def next_step(reason: Reason) -> str:
     """What a person can do about it; empty when there is nothing to do."""
-    return _NEXT_STEPS.get(reason.code, "").format_map(_Shown(reason.facts))
+    return _told(reason.code, tuple(reason.facts.items()))[1]
+
+
+@lru_cache(4096)
+def _told(code: ReasonCode, facts: tuple[tuple[str, Fact], ...]) -> tuple[str, str]:
+    """Both texts. Most tasks of a queue wait for the same thing."""
+    shown = _Shown(dict(facts))
+    return _SENTENCES[code].format_map(shown), _NEXT_STEPS.get(code, "").format_map(shown)
 
 
 class _Shown(dict[str, str]):
