@@ -22,6 +22,7 @@ from crater_core.service.gate import Count, Gate, too_large
 from crater_core.service.hot import HotPaths
 from crater_core.service.http import Hub, invalid, plain_problem, problem
 from crater_core.service.openapi import schema_of
+from crater_core.service.reference_page import ReferencePage
 from crater_core.service.routes_agents import AgentRoutes
 from crater_core.service.routes_arrays import ArrayRoutes
 from crater_core.service.routes_backup import BackupRoutes
@@ -34,7 +35,8 @@ from crater_core.service.routes_watch import WatchRoutes
 from crater_core.service.routes_whatif import WhatIfRoutes
 from crater_core.wire.agents import Heartbeat, NodeDeclaration, ReportBatch
 from crater_core.wire.arrays import ArraySubmission
-from crater_core.wire.nodes import QuotaBody
+from crater_core.wire.nodes import DrainBody, QuotaBody
+from crater_core.wire.reservations import ReservationBody
 from crater_core.wire.services import ScaleBody, ServiceBody
 from crater_core.wire.tasks import CancelBody, TaskBatch, TaskSubmission
 
@@ -47,6 +49,8 @@ _TAKEN: list[type[BaseModel]] = [
     ServiceBody,
     ScaleBody,
     QuotaBody,
+    DrainBody,
+    ReservationBody,
     NodeDeclaration,
     ReportBatch,
     Heartbeat,
@@ -55,7 +59,7 @@ _TAKEN: list[type[BaseModel]] = [
 
 def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
     """The whole application, ready for a server."""
-    app = FastAPI(title="Crater scheduler", version=__version__, redoc_url=None)
+    app = FastAPI(title="Crater scheduler", version=__version__, docs_url=None, redoc_url=None)
     tasks, agents = TaskRoutes(hub), AgentRoutes(hub)
     others = (
         ArrayRoutes(hub),
@@ -82,6 +86,7 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
         return schema
 
     app.openapi = openapi
+    app.include_router(ReferencePage(openapi).router())
     engine = hub.engine
 
     def marks() -> Sequence[tuple[bytes, bytes]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import httpx
 import schemathesis
 from harness import SchedulerProcess
 from hypothesis import HealthCheck, given, settings
@@ -48,3 +50,16 @@ def test_the_schema_describes_every_call_of_the_api(api: Api) -> None:
         assert call in calls
     schemas = api.get("/openapi.json")["components"]["schemas"]
     assert {"TaskSubmission", "TaskView", "Problem", "NodeDeclaration", "Resources"} <= set(schemas)
+
+
+def test_the_page_of_the_api_is_whole_and_fetches_nothing(scheduler: SchedulerProcess) -> None:
+    answer = httpx.get(f"{scheduler.url}/docs", timeout=20)
+    schema = httpx.get(f"{scheduler.url}/openapi.json", timeout=20).json()
+    assert answer.status_code == 200
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for path, methods in schema["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in answer.text
+    for name in re.findall('href="#([^"]+)"', answer.text):
+        assert f'id="{name}"' in answer.text or name in schema["components"]["schemas"], name
+    assert not re.search(r"<script|src=|https?://", answer.text)
