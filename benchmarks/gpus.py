@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cost
 from benchmarks.cluster import NODE, Cluster, a_cluster
 from benchmarks.figures import Figure, at_most, median
 from crater_core.client import CraterClient
@@ -22,7 +22,6 @@ from crater_core.client import CraterClient
 CARDS = 8
 TASKS = 2
 SHARE_MIB = 10 * 1024
-WATCH_S = 60.0
 ROUNDS = 5
 AGENT_KEYS = {
     "sample_interval": "5s",
@@ -54,7 +53,7 @@ def rows(home: Path) -> Iterator[Figure]:
         tasks = [_submit(client) for _ in range(CARDS * TASKS)]
         running = {_pid_of(cluster, client, task): (_card_of(client, task), SHARE_MIB // 2) for task in tasks}
         cards.show(running)
-        percent, memory_mb = _cost(cluster)
+        percent, memory_mb = cost.of_agent(cluster)
         yield at_most("agent.gpus_8.cpu_percent", percent, "% of a core", 5.0)
         yield at_most("agent.gpus_8.rss_mb", memory_mb, "MB", 100.0)
         for id, mib, limit in (("over_share", SHARE_MIB * 11 // 10, 5_000), ("far_over_share", SHARE_MIB * 2, 2_000)):
@@ -82,21 +81,6 @@ def _pid_of(cluster: Cluster, client: CraterClient, task: str) -> int:
 
 def _card_of(client: CraterClient, task: str) -> int:
     return int(client.task(task).devices[0].uuid.rpartition("-")[2])
-
-
-def _cost(cluster: Cluster) -> tuple[float, float]:
-    """Percent of a core over a minute, and MB of resident memory."""
-    pid = next(running.process.pid for running in cluster.processes.running if running.name == "agent")
-    began, before = time.monotonic(), _cpu_s(pid)
-    time.sleep(WATCH_S)
-    percent = (_cpu_s(pid) - before) / (time.monotonic() - began) * 100
-    resident = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return percent, int(resident.split()[1]) * 1024 / 1e6
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _time_to_stop(

@@ -49,16 +49,20 @@ def _scale() -> list[dict[str, Any]]:
     return [figure.as_row() for figure in importlib.import_module("benchmarks.scale").rows()]
 
 
-def _gpus() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="crater-bench-") as home:
-        return [figure.as_row() for figure in importlib.import_module("benchmarks.gpus").rows(Path(home))]
+def _in_a_home(module: str) -> Callable[[], list[dict[str, Any]]]:
+    def measure() -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="crater-bench-") as home:
+            return [figure.as_row() for figure in importlib.import_module(module).rows(Path(home))]
+
+    return measure
 
 
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
     "dagster": _on_a_cluster("benchmarks.dagster_runs"),
-    "gpus": _gpus,
+    "idle": _in_a_home("benchmarks.idle"),
+    "gpus": _in_a_home("benchmarks.gpus"),
     "placement": _placement,
     "waiting": _waiting,
     "scale": _scale,

@@ -30,6 +30,9 @@ V1_NEEDED = ("cpu", "cpuacct", "memory", "pids")
 V2_NEEDED = ("cpu", "memory", "pids")
 V2_WANTED = ("cpuset", "io")
 """Of version 2, where the kernel has them."""
+LEAF = "agent"
+"""The group for the agent itself, where its own is divided; `DelegateSubgroup` of the unit names it, too."""
+NO_RESTART = "a service manager cannot start a process in a group that has been divided, as this agent's is while its tasks run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +158,13 @@ def _open_v2(mount: Mount, own: str, name: str) -> tuple[Cgroups | None, str]:
     missing = set(V2_NEEDED) - mount.controllers
     if missing:
         return None, f"no {', '.join(sorted(missing))} controller"
-    home = _inside(mount, own)
+    home, no_restart, why = _home_of(mount, own)
+    if why:
+        return None, f"{home} {why}: run the agent as a service with Delegate=yes"
     try:
-        # A container's own root looks like one and is none: only the machine's has no type.
-        if not _is_root(home) and (why := _why_not_here(home)):
-            if os.geteuid() != 0:
-                return None, f"{home} {why}: run the agent as a service with Delegate=yes"
-            home = mount.path
         if not _is_root(home):
             # A group with controllers for its children holds no processes itself: ours move down first.
-            leaf = home / "agent"
+            leaf = home / LEAF
             leaf.mkdir(exist_ok=True)
             for pid in read(home / "cgroup.procs").split():
                 write(leaf / "cgroup.procs", pid)
@@ -176,7 +176,22 @@ def _open_v2(mount: Mount, own: str, name: str) -> tuple[Cgroups | None, str]:
         return None, f"{home} is not ours to divide ({error.strerror}): run the agent as a service with Delegate=yes"
     shared = read(base / "cgroup.subtree_control").replace("+", "").split()
     no_cores = "" if "cpuset" in shared else "the cpuset controller is not given to this agent"
-    return CgroupsV2(base, bpf.why_not(), no_cores), ""
+    return CgroupsV2(base, bpf.why_not(), no_cores, no_restart), ""
+
+
+def _home_of(mount: Mount, own: str) -> tuple[Path, str, str]:
+    """The group to divide, why no agent could be started anew beside its tasks then, and why it cannot be divided at all."""
+    home = _inside(mount, own)
+    if _is_root(home):
+        return home, "", ""
+    # Where systemd has put us below our own group (DelegateSubgroup), what is ours begins above.
+    in_leaf = home.name == LEAF
+    home = home.parent if in_leaf else home
+    why = _why_not_here(home)
+    if (why or not in_leaf) and os.geteuid() == 0 and _is_root(mount.path):
+        return mount.path, "", ""
+    # A container's root is made anew with the container.
+    return home, "" if in_leaf or home == mount.path else NO_RESTART, why
 
 
 def _share_out(path: Path, controllers: list[str]) -> None:
@@ -188,6 +203,7 @@ def _share_out(path: Path, controllers: list[str]) -> None:
 
 
 def _is_root(home: Path) -> bool:
+    """The machine's own; a container's looks like one and is none."""
     return not (home / "cgroup.type").exists()
 
 

@@ -66,6 +66,8 @@ class Cgroups(Protocol):
     """Why device files cannot be held here; empty when they can."""
     no_cores: str
     """Why cores of its own cannot be given to a group; empty when they can."""
+    no_restart: str
+    """Why the agent cannot be started again by its service manager while tasks run; empty when it can."""
 
     def create(self, name: str, limits: Limits) -> Group: ...
 

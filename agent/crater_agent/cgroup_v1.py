@@ -31,7 +31,7 @@ class CgroupsV1:
 
     def __init__(self, bases: Mapping[str, Path], no_devices: str = "", no_cores: str = "") -> None:
         self._bases = dict(bases)
-        self.no_devices, self.no_cores = no_devices, no_cores
+        self.no_devices, self.no_cores, self.no_restart = no_devices, no_cores, ""
         if "cpuset" in self._bases:
             _inherit_cores(self._bases["cpuset"])
 

@@ -29,9 +29,9 @@ from crater_agent.cgroup_common import (
 class CgroupsV2:
     version = 2
 
-    def __init__(self, base: Path, no_devices: str = "", no_cores: str = "") -> None:
+    def __init__(self, base: Path, no_devices: str = "", no_cores: str = "", no_restart: str = "") -> None:
         self._base = base
-        self.no_devices, self.no_cores = no_devices, no_cores
+        self.no_devices, self.no_cores, self.no_restart = no_devices, no_cores, no_restart
 
     def create(self, name: str, limits: Limits) -> Group:
         path = self._base / name

@@ -207,8 +207,9 @@ class Log(Strict):
 
 
 class ScratchSpace(Strict):
-    hard_limit: Literal["auto", "off"] = "auto"
-    """auto: a file system of the size asked for, where this agent may make one; off: the size is watched."""
+    hard_limit: Literal["auto", "quota", "off"] = "auto"
+    """auto: a file system of the size asked for, or where this agent cannot make one a project quota, where the disk has them;
+    quota: a project quota; off: the size is watched."""
     keep_failed: DurationMs = 0
     """How long the files of a task that failed are kept."""
 

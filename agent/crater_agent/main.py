@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from crater_agent import cgroup, config, declare, device_files, directories, disks, logs, machine, mounts, nvml
+from crater_agent import cgroup, config, declare, device_files, directories, disks, logs, machine, mounts, nvml, project_quota
 from crater_agent.agent import Agent
 from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
@@ -148,6 +148,7 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
     gpu_files = {gpu.uuid: device_files.of_nvidia(gpu.minor, gpu.mig_places) for gpu in found.gpus.gpus}
     scratch_root = directories.scratch_root(settings)
     boot_id = found.machine.boot_id
+    no_disk_limit, disk_quota = _disk_limits(settings, scratch_root, file)
     gpu_numa = {gpu.uuid: gpu.numa_node for gpu in found.gpus.gpus if gpu.numa_node is not None}
     return Place(
         host,
@@ -157,12 +158,27 @@ def _place(settings: AgentConfig, found: declare.Found, identity: Identity | Non
         identity,
         tuple(everybodys),
         gpu_files,
-        disks.why_none() if settings.scratch.hard_limit == "auto" else "scratch.hard_limit is off",
+        no_disk_limit,
         settings.scratch.keep_failed,
+        disk_quota,
         mounts.why_none(),
         gpu_numa,
         settings.scheduler_endpoint[0],
     )
+
+
+def _disk_limits(settings: AgentConfig, scratch_root: Path, file: str) -> tuple[str, bool]:
+    """Why sizes of scratch space are not held, and whether it is a quota that holds them. Raises BadConfiguration."""
+    wanted = settings.scratch.hard_limit
+    if wanted == "off":
+        return "scratch.hard_limit is off", False
+    no_images = disks.why_none()
+    if wanted == "auto" and not no_images:
+        return "", False
+    no_quota = project_quota.why_none(scratch_root)
+    if wanted == "quota" and no_quota:
+        raise bad_value(file, "scratch.hard_limit", wanted, f"auto: {no_quota}")
+    return (no_images, False) if no_quota else ("", True)
 
 
 def _cores(settings: AgentConfig, cgroups: cgroup.Cgroups | None) -> Cores | None:
@@ -178,6 +194,9 @@ def _with_enforcement(
         notes = declaration.notes
         if exclusive_cores and cgroups.no_cores:
             notes += (f"exclusive_cores is set, but no task gets cores of its own: {cgroups.no_cores}",)
+        if cgroups.no_restart:
+            fix = "let it run as root, or with DelegateSubgroup=agent (systemd 254 or newer)"
+            notes += (f"this agent is started again only when its tasks have ended: {cgroups.no_restart}; {fix}",)
         if gpus and cgroups.no_devices:
             notes += (f"a task can open the device files of GPUs that it was not given: {cgroups.no_devices}",)
         return declaration.model_copy(update={"enforcement": Enforcement.ENFORCED, "notes": notes})

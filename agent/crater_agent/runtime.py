@@ -67,6 +67,8 @@ class Place:
     no_disk_limit: str = ""
     """Why scratch space is watched and not held; empty when it is held."""
     keep_failed_ms: int = 0
+    disk_quota: bool = False
+    """Sizes of scratch space are held by a project quota of the file system."""
     no_mounts: str = ""
     """Why a path cannot be shown at another one; empty when it can."""
     gpu_numa: Mapping[str, int] = field(default_factory=lambda: {})
@@ -85,7 +87,7 @@ class ProcessRuntime:
         self.spawner = spawner
         self.cgroups = cgroups
         self._cores = cores
-        self.scratch = Scratch(place.scratch_root, place.no_disk_limit, place.keep_failed_ms)
+        self.scratch = Scratch(place.scratch_root, place.no_disk_limit, place.keep_failed_ms, place.disk_quota)
         self._trees = proctree.Trees()
         self._parked: deque[str] = deque()
         self._names = itertools.count()

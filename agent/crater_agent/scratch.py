@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from crater_agent import disks
+from crater_agent import disks, project_quota
 from crater_agent.records import Record
 
 log = logging.getLogger("crater.agent.scratch")
@@ -27,6 +27,8 @@ class Scratch:
     no_hard_limit: str = ""
     """Why sizes are watched and not held; empty when they are held."""
     keep_failed_ms: int = 0
+    quota: bool = False
+    """Sizes are held by a project quota of the file system, not by file systems of their own."""
 
     def path(self, allocation: str) -> Path:
         return self.root / allocation
@@ -39,11 +41,18 @@ class Scratch:
         """Blocks where its size is held. Raises OSError; nothing is left behind then."""
         path = Path(record.scratch)
         path.mkdir(mode=0o700, exist_ok=True)
-        if record.disk_held:
+        if record.disk_held and not self.quota:
             self._image(path).parent.mkdir(mode=0o700, exist_ok=True)
             disks.make(self._image(path), path, record.disk_bytes, uid, gid)
             path.chmod(0o700)
-        elif (uid, gid) != (os.geteuid(), os.getegid()):
+            return
+        if record.disk_held:
+            try:
+                project_quota.hold(path, record.disk_bytes)
+            except OSError:
+                path.rmdir()
+                raise
+        if (uid, gid) != (os.geteuid(), os.getegid()):
             os.chown(path, uid, gid)
 
     def remove(self, path: Path) -> None:
@@ -52,7 +61,15 @@ class Scratch:
             return
         with contextlib.suppress(OSError):
             disks.remove(self._image(path), path)
+        self._remove_tree(path)
+
+    def _remove_tree(self, path: Path) -> None:
+        project = 0
+        with contextlib.suppress(OSError):
+            project = project_quota.project_of(path) if self.quota else 0
         remove_tree(path)
+        with contextlib.suppress(OSError):
+            project_quota.release(self.root, project)
 
     def keep(self, record: Record) -> None:
         """Put a failed task's files aside, for somebody to look at. Blocks."""
@@ -62,7 +79,7 @@ class Scratch:
         kept = self.root / KEPT
         kept.mkdir(mode=0o700, exist_ok=True)
         try:
-            if record.disk_held:
+            if self._image(path).exists():
                 disks.unmount(path)
                 os.utime(self._image(path))
                 self._image(path).replace(kept / f"{path.name}.img")
@@ -84,7 +101,7 @@ class Scratch:
         for path in (self.root / KEPT).glob("*"):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
-                    path.unlink() if path.is_file() else remove_tree(path)
+                    path.unlink() if path.is_file() else self._remove_tree(path)
 
     def _image(self, path: Path) -> Path:
         return self.root / IMAGES / f"{path.name}.img"

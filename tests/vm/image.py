@@ -216,18 +216,17 @@ def _copy(path: Path, tree: Path) -> None:
 
 
 def _python(tree: Path) -> None:
-    """The interpreter at its own place, and a virtual environment with what the project needs at /opt/crater."""
+    """The interpreter where every user can run it, and a virtual environment with what the project needs at /opt/crater."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    base = Path(sys.base_prefix)
-    for path in (base / "bin" / version, *Path("/usr/share/zoneinfo").glob("UTC")):
-        _copy(path.resolve(), tree)
-    library = base / "lib" / version
-    shutil.copytree(library, tree / str(library).lstrip("/"), symlinks=True, ignore=WITHOUT, dirs_exist_ok=True)
+    base, interpreter = Path(sys.base_prefix), Path("/opt/python/bin") / version
+    _copy(Path("/usr/share/zoneinfo/UTC").resolve(), tree)
+    (tree / "opt/python/bin").mkdir(parents=True)
+    shutil.copy2((base / "bin" / version).resolve(), tree / str(interpreter).lstrip("/"))
+    shutil.copytree(base / "lib" / version, tree / "opt/python/lib" / version, symlinks=True, ignore=WITHOUT)
     home = tree / "opt/crater"
     site = home / "lib" / version / "site-packages"
     site.mkdir(parents=True)
     (home / "bin").mkdir()
-    interpreter = (base / "bin" / version).resolve()
     (home / "bin/python").symlink_to(interpreter)
     (home / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
     for distribution in _distributions():
@@ -265,7 +264,9 @@ def _libraries(tree: Path) -> None:
     for name in set(re.findall(r"(?:=> )?(/\S+) \(0x", shown)):
         path = Path(name)
         if not name.startswith(str(tree)):
-            target = tree / name.lstrip("/")
+            # One that lies in somebody's home, as Python's own may, goes where every user's loader looks.
+            usual = name.startswith(("/lib", "/usr/lib"))
+            target = tree / name.lstrip("/") if usual else tree / "usr/lib" / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 shutil.copy2(path.resolve(), target)

@@ -57,12 +57,12 @@ def test_own_paths_are_read_for_each_controller():
     assert read_own("4:memory:/a/b\n2:cpu,cpuacct:/c\n0::/d\n") == {"memory": "/a/b", "cpu": "/c", "cpuacct": "/c", "": "/d"}
 
 
-def test_version_2_moves_the_agent_down_and_sets_every_limit(tmp_path: Path):
-    import os
-
+def test_version_2_moves_the_agent_down_and_sets_every_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     proc = _v2(tmp_path, "/system.slice/crater-agent.service", "cpu memory pids io\n", f"{os.getpid()}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     groups, why = open_cgroups("crater-n1", proc)
     assert (groups is not None and groups.version, why) == (2, "")
+    assert groups.no_restart.startswith("a service manager cannot start a process in a group that has been divided")
     home = tmp_path / "sys/system.slice/crater-agent.service"
     assert (home / "agent/cgroup.procs").read_text() == str(os.getpid())
     assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids +io"
@@ -115,11 +115,41 @@ def test_a_group_without_controllers_is_left_for_the_root_and_nothing_is_moved(t
     assert (groups, why) == (None, f"cgroup v2: {home} has not been given cpu: run the agent as a service with Delegate=yes")
 
 
+def test_an_agent_that_root_started_stays_out_of_the_group_that_it_is_started_in_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    proc = _v2(tmp_path, "/system.slice/crater-agent.service", "cpu memory pids\n", f"{os.getpid()}\n")
+    _files(tmp_path / "sys/crater-n1", cgroup__subtree_control="")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    groups, why = open_cgroups("crater-n1", proc)
+    assert groups is not None, why
+    assert groups.no_restart == ""
+    assert (tmp_path / "sys/crater-n1/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert (tmp_path / "sys/system.slice/crater-agent.service/cgroup.subtree_control").read_text() == ""
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_an_agent_that_was_started_below_its_own_group_divides_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int
+):
+    proc = _v2(tmp_path, "/system.slice/crater-agent.service", "cpu memory pids\n")
+    home = tmp_path / "sys/system.slice/crater-agent.service"
+    _files(home / "agent", cgroup__type="domain\n", cgroup__procs=f"{os.getpid()}\n")
+    (proc / "cgroup").write_text("0::/system.slice/crater-agent.service/agent\n")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    groups, why = open_cgroups("crater-n1", proc)
+    assert groups is not None, why
+    assert groups.no_restart == ""
+    assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert (home / "crater-n1/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
 def test_the_root_that_a_container_sees_is_emptied_before_it_is_divided(tmp_path: Path):
     proc = _v2(tmp_path, "/", "cpu memory pids\n", f"{os.getpid()}\n")
     _files(tmp_path / "sys", cgroup__type="domain\n", cgroup__procs=f"{os.getpid()}\n")
     groups, why = open_cgroups("crater-n1", proc)
-    assert (groups is not None, why) == (True, "")
+    assert groups is not None, why
+    assert groups.no_restart == ""
     assert (tmp_path / "sys/agent/cgroup.procs").read_text() == str(os.getpid())
 
 
