@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import image
+from vm import image
 
 PATIENCE_S = 600
 """About two minutes are needed where nothing else runs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import guest
 import pytest
+from vm import guest
 
 INSIDE = Path(__file__).parent / "inside"
 
