@@ -68,7 +68,7 @@ def simulate(
     [bold]crater simulate history.csv --nodes nodes.csv --plots plots[/]
 
     A policy's keys: passing=backfill|free|none, partition=project, short_first=NUMBER, hold_after=TIME, reservations=COUNT,
-    preempt_min_run=TIME. Ctrl-C shows what there is by then.
+    preempt_min_run=TIME, reclaim_after=TIME. Ctrl-C shows what there is by then.
     """
     from crater_core.simulation import Shape
 
@@ -120,6 +120,8 @@ def _with(settings: Settings, key: str, value: str, pair: str) -> Settings:
                 return replace(settings, short_first_milli=_at_least_0(round(float(value) * 1000)))
             case "hold_after":
                 return replace(settings, hold_after_ms=parse_duration_ms(value, key))
+            case "reclaim_after":
+                return replace(settings, reclaim_after_ms=parse_duration_ms(value, key))
             case "preempt_min_run":
                 return replace(settings, preempt_min_run_ms=parse_duration_ms(value, key))
             case "reservations":
@@ -128,7 +130,7 @@ def _with(settings: Settings, key: str, value: str, pair: str) -> Settings:
                 pass
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"--policy {pair}: {error}", field="policy") from None
-    keys = "passing, partition, short_first, hold_after, reservations, preempt_min_run"
+    keys = "passing, partition, short_first, hold_after, reservations, preempt_min_run, reclaim_after"
     raise InvalidRequest(f"--policy {pair}: not a key with a value that it takes; keys are {keys}", field="policy")
 
 

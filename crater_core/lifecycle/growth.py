@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from crater_core.model.allocation import Allocation
-from crater_core.model.node import GpuDevice, Node, SharingMode
+from crater_core.model.node import GpuDevice, Node
 from crater_core.model.quota import Limits
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import GpuRequest, Request
@@ -75,7 +75,7 @@ def _gpu_memory_bounds(snapshot: Snapshot, spec: TaskSpec, gpu: GpuRequest) -> I
 def _shared(devices: Iterable[GpuDevice], gpu: GpuRequest) -> Iterator[GpuDevice]:
     for device in devices:
         known = {device.gpu_type.lower(), device.gpu_type.lower().removeprefix("nvidia-"), device.model.lower()}
-        if device.sharing is not SharingMode.EXCLUSIVE and (not gpu.types or known.intersection(gpu.types)):
+        if device.shareable and (not gpu.types or known.intersection(gpu.types)):
             yield device
 
 

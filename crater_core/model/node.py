@@ -67,6 +67,11 @@ class GpuDevice:
         return self.model.rpartition(" ")[2].lower() if self.sharing is SharingMode.MIG else None
 
     @property
+    def shareable(self) -> bool:
+        """Whether it gives shares. A slice does not: half of one would be a far smaller part of a card than was asked for."""
+        return self.sharing in (SharingMode.MPS, SharingMode.TIME_SLICE)
+
+    @property
     def allocatable_memory_mib(self) -> int:
         return self.memory_mib * self.overcommit_milli // MILLI
 

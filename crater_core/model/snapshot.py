@@ -43,6 +43,8 @@ class Settings:
     """A blocked task that has waited so long, and whose start cannot be foretold, has a node emptied for it."""
     preempt_min_run_ms: int = 60_000
     """A task is not preempted before it has run so long."""
+    reclaim_after_ms: int = 0
+    """A task waits so long before borrowers are stopped to give back what its policy is guaranteed."""
     preemptions_max: int = 3
     """A task is not preempted more often than this."""
     foretell: bool = True

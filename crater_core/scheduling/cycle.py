@@ -286,7 +286,9 @@ class Cycle:
         if reason.code not in _FOR_WANT_OF_ROOM or lane.control:
             return False
         fits = self._fits_of(lane)
-        lender = self.guarantees.lender(lane.project, lane.quota_policy, [lane.fewest * want for want in fits.wanted])
+        lender, waited_ms = None, self.now_ms - self.snapshot.queued[task].queued_at_ms
+        if waited_ms >= self.snapshot.settings.reclaim_after_ms:
+            lender = self.guarantees.lender(lane.project, lane.quota_policy, [lane.fewest * want for want in fits.wanted])
         if lender is not None and self._stop_for(lane, fits, task, ByGuarantee(lender, self.guarantees), lender):
             return True
         mine = tuple(self.reserved.rows_now_of(lane.project)) if self.reserved.rows else ()

@@ -134,6 +134,8 @@ class _Programme:
         return len(self._earn) - 1
 
     def solve(self) -> list[MakePrices] | None:
+        if not self._entries:  # No node can run any of it.
+            return None
         rows, columns, factors = (np.array(part) for part in zip(*self._entries, strict=True))
         worth = _worth_of_rows((factors, (rows, columns)), self._bounds, np.array(self._earn), np.array(self._most))
         return None if worth is None else [_prices(worth[first:], sizes) for first, sizes in self._made]

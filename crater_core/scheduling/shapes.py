@@ -108,7 +108,7 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
         # A slice is a whole device too, but not what "one GPU" means.
         slices = ("any", device.mig_profile) if device.sharing is SharingMode.MIG else (None,)
         return (MILLI, device.memory_mib) if gpu.mig_profile in slices else None
-    if device.sharing is SharingMode.EXCLUSIVE:
+    if not device.shareable:
         return None
     compute, memory = gpu.compute_milli, gpu.memory_mib
     if not compute and device.memory_mib:

@@ -51,6 +51,7 @@ class QueueSettings(Strict):
     reservations_max: int = Field(default=8, ge=0, le=1000)
     hold_after: DurationMs = 600_000
     preempt_min_run: DurationMs = 60_000
+    reclaim_after: DurationMs = 0
     preemptions_max: int = Field(default=3, ge=0, le=1000)
     foretell: bool = True
     project_weights: dict[str, Milli] = Field(default={})
@@ -197,6 +198,7 @@ class SchedulerConfig(Strict):
             reservations_max=self.queue.reservations_max,
             hold_after_ms=self.queue.hold_after,
             preempt_min_run_ms=self.queue.preempt_min_run,
+            reclaim_after_ms=self.queue.reclaim_after,
             preemptions_max=self.queue.preemptions_max,
             foretell=self.queue.foretell,
             project_weights=dict(self.queue.project_weights),

@@ -88,6 +88,9 @@ class _Replay:
         heapq.heapify(self.events)
         self._progress = progress
         self._woken_at_ms = -1
+        lent = any(policy.lend for policy in self.snapshot.policies.values())
+        self._patience_ms = settings.reclaim_after_ms if lent else 0
+        """How long after it came a task may take back what is lent: then the queue is looked at."""
 
     def run(self) -> Outcome:
         try:
@@ -127,6 +130,8 @@ class _Replay:
         spec = self.arrival_of[name].spec
         if isinstance(admit(spec, self.snapshot), Admitted):
             step(self.snapshot, TaskSubmitted(name, spec), now_ms)
+            if self._patience_ms:
+                heapq.heappush(self.events, (now_ms + self._patience_ms, _WAKE, ""))
         else:
             self.outcome.refused += 1
         if self._progress is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from harness import SchedulerProcess
 
 from crater_core.cli.app import run
-from crater_core.client import CraterClient
+from crater_core.client import AsyncCraterClient, CraterClient
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Settings
 from crater_core.simulation import read_trace, simulate
@@ -35,6 +37,34 @@ def test_a_dry_run_tells_of_each_task_and_writes_nothing(scheduler: SchedulerPro
     assert (never.outcome, never.field) == ("refused", "resources.cpu")
     assert api.get("/health")["revision"] == before
     assert [task["name"] for task in api.get("/v1/tasks")["tasks"]] == ["job"]
+
+
+def test_the_command_and_the_async_client_tell_the_same(
+    scheduler: SchedulerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeAgent(scheduler.url, "dry", cpu=2).register()
+    tasks = [
+        {"name": name, "command": ["true"], "resources": {"cpu": cpu}, "pools": ["dry-cpu"]}
+        for name, cpu in (("fits", 2), ("waits", 1), ("never", 64))
+    ]
+
+    async def ask() -> list[tuple[str, str]]:
+        async with AsyncCraterClient(scheduler.url) as crater:
+            return [(one.name, one.outcome) for one in (await crater.dry_run(tasks)).verdicts]
+
+    told = [("fits", "placed"), ("waits", "waiting"), ("never", "refused")]
+    assert asyncio.run(ask()) == told
+    file = tmp_path / "tasks.yaml"
+    file.write_text(json.dumps({"tasks": tasks}))
+    assert run(["--endpoint", scheduler.url, "what-if", str(file), "--json"]) == 1, "one would be refused"
+    assert [(one["name"], one["outcome"]) for one in json.loads(capsys.readouterr().out)["verdicts"]] == told
+    assert run(["--endpoint", scheduler.url, "what-if", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("fits", "placed", "now", "waiting", "unknown", "refused"))
+    words = ["--endpoint", scheduler.url, "submit", "--dry-run", "--json", "--cpu", "1", "--pool", "dry-cpu", "--", "true"]
+    assert run(words) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert (alone["outcome"], alone["places"][0]["node"]) == ("placed", "dry")
 
 
 def test_a_waiting_task_is_told_when_it_is_expected_to_start(scheduler: SchedulerProcess, api: Api) -> None:

@@ -13,12 +13,13 @@ from world import World, a_node, a_spec
 from crater_core.errors import LeaseLost
 from crater_core.lifecycle.inputs import NodeCordoned, NodeDrained, NodeRegistered, Planned, ServiceRemoved, ServiceScaled
 from crater_core.lifecycle.invariants import violations
+from crater_core.model.after import open_dependencies
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import NodeStatus
 from crater_core.model.past import decay
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Settings
-from crater_core.model.task import RetryPolicy, TaskStatus
+from crater_core.model.task import After, Array, RetryPolicy, TaskStatus, When
 from crater_core.scheduling import schedule
 
 A = AllocationStatus
@@ -35,6 +36,7 @@ class Cluster(RuleBasedStateMachine):
         self.world.snapshot.settings = Settings(fair_share_half_life_ms=HALF_LIFE_MS)
         self.submitted: list[str] = []
         self.reported: list[Allocation] = []
+        self.arrays = 0
         self.allocation_ids = (f"p{n}" for n in count(1))
 
     def some_allocation(self, data: st.DataObject) -> Allocation | None:
@@ -51,6 +53,21 @@ class Cluster(RuleBasedStateMachine):
     def submit(self, cpu: int, gpu: int, again: bool, attempts: int) -> None:
         retry = RetryPolicy(attempts, on_node_loss=again, on_failure=attempts > 1)
         self.submitted.append(self.world.submit(a_spec(cpu_milli=cpu, gpu_milli=gpu, retry=retry)))
+
+    @rule(size=st.integers(1, 4), running_max=st.sampled_from([None, 1, 2]), cpu=st.sampled_from([500, 1000]))
+    def submit_array(self, size: int, running_max: int | None, cpu: int) -> None:
+        self.arrays += 1
+        spec = a_spec(cpu_milli=cpu, array=Array(f"y{self.arrays}", size, running_max))
+        self.submitted += [self.world.submit(spec) for _ in range(size)]
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data(), when=st.sampled_from(When), of_array=st.booleans())
+    def submit_after(self, data: st.DataObject, when: When, of_array: bool) -> None:
+        """After a task of whatever status, or after all of an array: both may have ended long ago."""
+        known = sorted(self.world.snapshot.by_array) if of_array else []
+        names = data.draw(st.lists(st.sampled_from(known or self.submitted), min_size=1, max_size=2, unique=True))
+        live = [name for name in names if name in self.world.snapshot.tasks or name in self.world.snapshot.by_array]
+        self.submitted.append(self.world.submit(a_spec(cpu_milli=500, after=tuple(After(name, when) for name in live))))
 
     @initialize(
         tasks=st.lists(st.tuples(st.sampled_from([500, 1000]), st.sampled_from([0, 250]), st.booleans()), min_size=3, max_size=8)
@@ -146,6 +163,23 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def all_holds(self) -> None:
         assert violations(self.world.snapshot) == []
+
+    @invariant()
+    def arrays_and_order_are_kept(self) -> None:
+        """No array holds more places than its limit; nothing that comes after a live task holds anything."""
+        snapshot = self.world.snapshot
+        placed = [task for task in snapshot.tasks.values() if task.status is not TaskStatus.QUEUED]
+        by_array: dict[str, set[str]] = {}
+        for task in snapshot.tasks.values():
+            if task.spec.array is not None:
+                by_array.setdefault(task.spec.array.id, set()).add(task.id)
+        assert dict(snapshot.by_array) == by_array
+        for array in [task.spec.array for task in placed if task.spec.array is not None]:
+            running = {task.id for task in placed if task.spec.array == array}
+            assert snapshot.placed_of_array[array.id] == running
+            assert array.running_max is None or len(running) <= array.running_max
+        for task in placed:
+            assert open_dependencies(snapshot, task.spec) == []
 
     @invariant()
     def the_average_is_what_the_records_say(self) -> None:

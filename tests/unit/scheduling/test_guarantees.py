@@ -143,3 +143,11 @@ def test_a_gang_takes_back_on_several_nodes() -> None:
     plan = schedule(snapshot, LATER)
     stopped = [snapshot.allocations[preemption.victim].node for preemption in plan.preemptions]
     assert sorted(stopped) in (["p", "p", "q", "q"], ["p", "p", "r", "r"], ["q", "q", "r", "r"])
+
+
+def test_the_owner_is_patient_for_as_long_as_the_operator_says() -> None:
+    snapshot = a_cluster([guaranteed("a", 2, lend=True)], *gpu_tasks("x", 4))
+    snapshot.settings = Settings(reclaim_after_ms=LATER)
+    snapshot.advance(gpu_tasks("a", 1))
+    assert schedule(snapshot, LATER - 1).preemptions == ()
+    assert [one.preemptor for one in schedule(snapshot, LATER).preemptions] == ["a0"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import a_node, a_snapshot, a_task, commit, end
 
-from crater_core.model.node import ControlShare, NodeStatus, SharingMode
+from crater_core.model.node import ControlShare, Node, NodeStatus, SharingMode
 from crater_core.model.plan import Plan
 from crater_core.model.reason import ReasonCode
+from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Settings, Snapshot
+from crater_core.model.task import Task
 from crater_core.model.units import GIB
 from crater_core.scheduling import schedule
 
@@ -150,6 +153,51 @@ def test_an_unwell_device_is_not_given_out() -> None:
 def test_a_gpu_type_is_compared_with_type_and_model_in_lower_case(wanted: str) -> None:
     nodes = [a_node("a", gpus=1), a_node("b", gpus=1, gpu_type="nvidia-h100", model="NVIDIA H100 80GB")]
     assert places(schedule(a_snapshot(nodes, [a_task(gpu=1000, gpu_types=("v100", wanted))]), 0)) == {"t1": "b"}
+
+
+def test_any_of_several_types_will_do_and_room_decides_among_them() -> None:
+    """As "a100 or h100" says."""
+    nodes = [a_node("a", gpus=1), a_node("b", gpus=1, gpu_type="nvidia-h100"), a_node("c", gpus=1, gpu_type="t4", model="T4")]
+    tasks = [a_task(f"t{i}", gpu=1000, gpu_types=("a100", "h100"), at_ms=i) for i in range(3)]
+    plan = schedule(a_snapshot(nodes, tasks), 0)
+    assert places(plan) == {"t0": "a", "t1": "b"}
+    assert plan.waiting["t2"].facts == {"resource": "gpu", "wanted": 1000, "free": 0}, "the free T4 is neither"
+
+
+def a_slice_task(id: str = "t1", profile: str = "2g.20gb", count: int = 1, **more: Any) -> Task:
+    task = a_task(id, **more)
+    return replace(task, spec=replace(task.spec, request=replace(task.spec.request, gpu=GpuRequest(count, mig_profile=profile))))
+
+
+def mig_nodes() -> list[Node]:
+    """Slices of two profiles, and whole cards."""
+    small = a_node("small", gpus=2, model="NVIDIA A100-SXM4-40GB MIG 1g.5gb", sharing=SharingMode.MIG, gpu_memory_mib=4_864)
+    large = a_node("large", gpus=2, model="NVIDIA A100-SXM4-80GB MIG 2g.20gb", sharing=SharingMode.MIG, gpu_memory_mib=20_096)
+    return [a_node("card", gpus=2), large, small]
+
+
+def test_a_slice_is_chosen_by_its_profile_and_given_whole() -> None:
+    plan = schedule(a_snapshot(mig_nodes(), [a_slice_task(), a_slice_task("t2", "1g.5gb", 2)]), 0)
+    assert places(plan) == {"t1": "large", "t2": "small"}
+    grants = {placement.task: placement.grants for placement in plan.placements}
+    assert [(grant.sharing, grant.compute_milli, grant.memory_mib) for grant in grants["t1"]] == [(SharingMode.MIG, 1000, 20_096)]
+    assert len({grant.uuid for grant in grants["t2"]}) == 2
+
+
+def test_any_profile_will_do_but_a_card_is_no_slice_and_a_slice_no_card() -> None:
+    nodes = mig_nodes()
+    assert places(schedule(a_snapshot(nodes, [a_slice_task(profile="any")]), 0))["t1"] in ("large", "small")
+    assert places(schedule(a_snapshot(nodes, [a_task(gpu=2000)]), 0)) == {"t1": "card"}
+    assert schedule(a_snapshot(nodes[:1], [a_slice_task(profile="any")]), 0).placements == ()
+    assert schedule(a_snapshot(nodes[1:], [a_task(gpu=1000)]), 0).placements == ()
+    assert schedule(a_snapshot(nodes[1:], [a_task(gpu=500)]), 0).placements == (), "nor is a slice shared"
+
+
+def test_slices_that_are_taken_are_not_given_again() -> None:
+    tasks = [a_slice_task(f"t{i}", at_ms=i) for i in range(3)]
+    plan = schedule(a_snapshot(mig_nodes(), tasks), 0)
+    assert places(plan) == {"t0": "large", "t1": "large"}
+    assert plan.waiting["t2"].code is ReasonCode.NO_ROOM
 
 
 def test_a_missing_type_is_said_with_those_that_are_there() -> None:

@@ -11,6 +11,7 @@ from crater_core.lifecycle import apply
 from crater_core.lifecycle.inputs import Planned, Report
 from crater_core.model.allocation import AllocationStatus
 from crater_core.model.plan import Plan
+from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.scheduling import explain, schedule
@@ -116,6 +117,43 @@ def test_the_freed_room_is_kept_until_the_preemptor_has_it() -> None:
     make_true(snapshot, half, LATER + 2)
     stopped(snapshot, "two", LATER + 3)
     assert [placement.task for placement in schedule(snapshot, LATER + 3).placements] == ["urgent"]
+
+
+def test_everybody_who_waits_has_a_true_reason_at_every_step_of_a_preemption() -> None:
+    """From before it is decided until the preemptor runs and its victims wait: reasons of others are never lost on the way."""
+    snapshot = running([a_node("a", gpus=2), a_node("b", cpu=2)], a_task("one", gpu=1000), a_task("two", gpu=1000))
+    snapshot.advance([QuotaPolicy("ads-quota", ("ads",), Limits(cpu_milli=500))])
+    snapshot.advance(
+        [
+            a_task("poor", project="ads", cpu=1000, at_ms=1),
+            a_task("typed", gpu=1000, gpu_types=("h100",), at_ms=2),
+            a_task("small", gpu=1000, at_ms=3),
+        ]
+    )
+    own = {"poor": ReasonCode.QUOTA_USED_UP, "typed": ReasonCode.GPU_TYPE_MISSING, "small": ReasonCode.NO_ROOM}
+
+    def look(now_ms: int) -> dict[str, ReasonCode]:
+        plan = schedule(snapshot, now_ms)
+        make_true(snapshot, plan, now_ms)
+        placed = {placement.task for placement in plan.placements}
+        assert plan.waiting.keys() == {task for task in snapshot.queued if task not in placed}
+        for task in snapshot.queued.values():
+            assert explain(snapshot, task.id, now_ms).reason == plan.waiting[task.id]
+            assert task.reason is not None
+            assert task.reason.code is plan.waiting[task.id].code, "what is stored says the same"
+        return {task: reason.code for task, reason in plan.waiting.items()}
+
+    assert look(LATER - 1) == own
+    snapshot.advance([urgent(gpu=2000)])
+    held = {**own, "small": ReasonCode.HELD_FOR_ANOTHER}
+    # The one decision after which the others still say what they waited for when it began.
+    assert look(LATER) == {**own, "urgent": ReasonCode.WAITING_FOR_PREEMPTION}
+    stopped(snapshot, "one", LATER + 1)
+    during = {**held, "urgent": ReasonCode.WAITING_FOR_PREEMPTION, "one": ReasonCode.HELD_FOR_ANOTHER}
+    assert look(LATER + 1) == during
+    stopped(snapshot, "two", LATER + 2)
+    assert look(LATER + 2) == {**own, "one": ReasonCode.NO_ROOM, "two": ReasonCode.NO_ROOM}
+    assert {allocation.task for allocation in snapshot.allocations.values()} == {"urgent"}
 
 
 def test_the_preemptor_goes_first_even_when_others_are_ahead_by_now() -> None:

@@ -87,6 +87,10 @@ def priced(some: list[Node], *workload: TypicalRequest) -> Snapshot:
     return snapshot
 
 
+def test_where_no_node_can_run_what_is_asked_for_there_are_no_prices() -> None:
+    assert price_table([a_node(gpus=1, sharing=SharingMode.EXCLUSIVE)], (share(500, 1),)) is None
+
+
 def test_a_share_takes_the_rest_that_is_worth_least() -> None:
     """Of 0.5 and 0.6 free the first is worth two shares of 0.25, the second no more: 0.1 of it is nobody's, so that a task of
     0.3 that may take either takes it where it destroys one share and not where it leaves the same."""

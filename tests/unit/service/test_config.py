@@ -17,6 +17,7 @@ queue:
   hold_after: 2m
   preempt_min_run: 5s
   preemptions_max: 1
+  reclaim_after: 20m
   foretell: false
   project_weights: {vision: 2}
   fair_share_half_life: 1d
@@ -34,6 +35,7 @@ def test_every_setting_of_the_queue_reaches_the_decisions(tmp_path: Path) -> Non
         hold_after_ms=120_000,
         preempt_min_run_ms=5_000,
         preemptions_max=1,
+        reclaim_after_ms=1_200_000,
         foretell=False,
         project_weights={"vision": 2000},
         fair_share_half_life_ms=86_400_000,
