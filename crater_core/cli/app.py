@@ -14,6 +14,7 @@ from crater_core import __version__
 from crater_core.cli import (
     backup,
     cluster,
+    debug,
     events,
     history,
     logs,
@@ -82,6 +83,7 @@ simulate.register(app)
 backup.register(app)
 whatif.register(app)
 history.register(app)
+debug.register(app)
 
 
 def run(arguments: Sequence[str]) -> int:

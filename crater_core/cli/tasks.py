@@ -198,10 +198,10 @@ def explain(task_id: TaskId, as_json: Json = False) -> None:
     if as_json:
         print_json(explanation)
         return
-    _print_explanation(explanation)
+    print_explanation(explanation)
 
 
-def _print_explanation(found: ExplanationView) -> None:
+def print_explanation(found: ExplanationView) -> None:
     console = out()
     place = f", place {found.position} in the queue" if found.position else ""
     console.print(Text.assemble((found.task, "bold"), "  ", status(found.status), f"{place}, strategy {clean(found.strategy)}"))

@@ -205,6 +205,10 @@ class AsyncCraterClient:
         """Everything that the scheduler remembers, as a file for `crater restore`; for administrators."""
         return await self._send(calls.backup())
 
+    async def debug_snapshot(self) -> bytes:
+        """What the scheduler's decisions see now, without secrets, as a file for `crater debug replay`; for administrators."""
+        return await self._send(calls.debug_snapshot())
+
     async def nodes(self) -> list[NodeView]:
         return await self._send(calls.nodes())
 

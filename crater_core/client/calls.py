@@ -239,6 +239,10 @@ def backup() -> Call[bytes]:
     return Call("GET", "/v1/backup", lambda answer: answer.content, wait_s=600.0)
 
 
+def debug_snapshot() -> Call[bytes]:
+    return Call("GET", "/v1/snapshot", lambda answer: answer.content, wait_s=600.0)
+
+
 def health() -> Call[Health]:
     return _get("/health", Health)
 

@@ -204,6 +204,10 @@ class CraterClient:
         """Everything that the scheduler remembers, as a file for `crater restore`; for administrators."""
         return self._send(calls.backup())
 
+    def debug_snapshot(self) -> bytes:
+        """What the scheduler's decisions see now, without secrets, as a file for `crater debug replay`; for administrators."""
+        return self._send(calls.debug_snapshot())
+
     def nodes(self) -> list[NodeView]:
         return self._send(calls.nodes())
 

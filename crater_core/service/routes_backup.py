@@ -1,4 +1,4 @@
-"""The whole store as a file, while it is in use."""
+"""The whole store as a file, while it is in use; and what decisions see, without secrets, for a report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from crater_core.model.snapshot import still_of
 from crater_core.service.http import Hub, identity_of
 from crater_core.service.openapi import described
 from crater_core.store.backup import write_backup
 from crater_core.store.protocol import PortableStore
+from crater_core.store.snapshot_file import write_snapshot
 
 _CHUNK_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 16 * 1024**2
@@ -27,7 +29,15 @@ class BackupRoutes:
         router = APIRouter(tags=["cluster"])
         about = described("Everything that the store holds, for `crater restore`", "application/gzip")
         router.add_api_route("/v1/backup", self.backup, methods=["GET"], **about)
+        about = described("What decisions see now, without secrets, for `crater debug replay`", "application/gzip")
+        router.add_api_route("/v1/snapshot", self.snapshot, methods=["GET"], **about)
         return router
+
+    async def snapshot(self, request: Request) -> Response:
+        identity_of(request).must_be_admin()
+        engine = self._engine
+        data: bytes = await engine.read(write_snapshot, still_of(engine.shown.snapshot), engine.clock.now_ms())
+        return Response(data, media_type="application/gzip")
 
     async def backup(self, request: Request) -> Response:
         identity_of(request).must_be_admin()

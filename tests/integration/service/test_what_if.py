@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 
@@ -65,6 +66,23 @@ def test_the_command_and_the_async_client_tell_the_same(
     assert run(words) == 0
     (alone,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert (alone["outcome"], alone["places"][0]["node"]) == ("placed", "dry")
+
+
+def test_the_next_decision_can_be_made_elsewhere_from_a_snapshot(
+    scheduler: SchedulerProcess, api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeAgent(scheduler.url, "seen", cpu=1).register()
+    api.submit(resources={"cpu": 1}, pools=["seen-cpu"], env={"KEY": "hunter2"})
+    waits = api.submit(resources={"cpu": 1}, pools=["seen-cpu"], command=["curl", "hunter2"])
+    file = tmp_path / "crater.snapshot"
+    assert run(["--endpoint", scheduler.url, "debug", "snapshot", str(file)]) == 0
+    assert file.stat().st_mode & 0o077 == 0
+    assert b"hunter2" not in gzip.decompress(file.read_bytes())
+    capsys.readouterr()
+    assert run(["debug", "replay", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["placements"] == []
+    assert told["waiting"][waits["id"]]["message"] == api.task(waits["id"])["reason"]["message"]
 
 
 def test_a_waiting_task_is_told_when_it_is_expected_to_start(scheduler: SchedulerProcess, api: Api) -> None:
