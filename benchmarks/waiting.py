@@ -2,16 +2,23 @@
 
 Philly: the jobs of fifteen virtual clusters (the folder that CRATER_TRACES names), nodes of 8 GPUs, as many as bring the GPU time
 asked for over the trace's span to 0.75 of the capacity. Static: each virtual cluster owns whole nodes in proportion to its GPU
-time, nobody passes. Pooled: one cluster, the project that holds less goes first, backfill, shorter tasks first; run times known
-to the next quarter, and in a second row only foretold from the same tenant's past. Nothing is preempted.
-A virtual cluster that is asked for a job larger than its own nodes refuses it; such jobs run in the pooled cluster only.
-Reference cluster: 8 nodes of 2 GPUs, 64 cores and 256 GB, four teams; the GPU jobs' sizes come from the same trace, their lengths
-divided by ten, an offered load of 0.9; a third of the one-GPU jobs can use half a card.
+time, nobody passes. Pooled: one cluster; each virtual cluster is guaranteed as many GPUs as it owns when static, lent, and taken
+back after an hour's patience; the project that holds less goes first, backfill, shorter tasks first. Run times are known to the
+next quarter, and in a second row only foretold from the same tenant's past. A task that is stopped begins anew: its lost work
+counts as waiting, and not as use. A virtual cluster that is asked for a job larger than its own nodes refuses it; such jobs run
+in the pooled cluster only.
+
+Reference cluster: 8 nodes of 2 GPUs, 64 cores and 256 GB, four teams, each with two nodes when static; the GPU jobs' sizes come
+from the same trace, their lengths divided by ten, an offered load of 0.9; a third of the jobs, all of one GPU, can use half a
+card. The longest job runs for thirteen days, so jobs come for weeks: over a few days most of the load would lie behind the end of
+the measurement. The bound is what would be held if every task started when it came. Nothing is preempted.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,23 +26,25 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure, higher_is_better, lower_is_better, plain
+from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.resources import GpuRequest, Request
 from crater_core.model.snapshot import Settings
 from crater_core.model.task import TaskSpec
 from crater_core.model.units import GIB, MILLI
 from crater_core.simulation import Arrival, Outcome, Trace, read_jobs, simulate, simulate_partitions, with_known_ends
-from crater_core.simulation.outcome import percentile
-from crater_core.simulation.traces import a_machine, in_order, work_ms
+from crater_core.simulation.outcome import joined, percentile
+from crater_core.simulation.traces import a_machine, gpu_milli, in_order, split_by_project, work_ms
 
 JOBS = "philly_gavel/philly_gavel_seed0_15vc.csv"
 HOUR_MS = 3_600_000
 SEEDS = (42, 43, 44)
 PEER = "static partitions, first come first served, same run"
 STATIC = Settings(passing="none", cycle_tasks_max=60, raise_after_ms=0, fair_share_half_life_ms=0, foretell=False)
-POOLED = replace(STATIC, passing="backfill", short_first_milli=20_000)
+POOLED = replace(STATIC, passing="backfill", short_first_milli=20_000, reclaim_after_ms=HOUR_MS)
 FORETOLD = replace(POOLED, foretell=True, hold_after_ms=10 * 24 * HOUR_MS)
 """Where tasks wait and run for days, ten minutes of patience would be none."""
-REFERENCE_JOBS, TEAMS = 400, 4
+REFERENCE = replace(POOLED, strategy="fragmentation_aware")
+REFERENCE_JOBS, TEAMS = 4_000, 4
 
 
 def rows() -> list[dict[str, Any]]:
@@ -44,16 +53,63 @@ def rows() -> list[dict[str, Any]]:
         print(f"  (no file {path}: set CRATER_TRACES to measure waiting times)", flush=True)
         return []
     jobs = read_jobs(path)
-    return [figure.as_row() for figure in (*philly(jobs), *reference_cluster(jobs))]
+    runs: dict[str, tuple[Callable[..., Outcome], Trace, Settings, tuple[QuotaPolicy, ...]]] = {
+        "philly": (simulate, with_known_ends(jobs, exactly=False), POOLED, guarantees(jobs)),
+        "philly foretold": (simulate, jobs, FORETOLD, guarantees(jobs)),
+        "philly static": (_static, jobs, STATIC, ()),
+    }
+    shared = {seed: reference_trace(jobs, seed, shares=True) for seed in SEEDS}
+    for seed, trace in shared.items():
+        runs[f"reference {seed}"] = (simulate, with_known_ends(trace, exactly=False), REFERENCE, ())
+        runs[f"reference static {seed}"] = (_two_nodes_each, reference_trace(jobs, seed, shares=False), STATIC, ())
+    with ProcessPoolExecutor(os.cpu_count()) as pool:  # Each is deterministic, so nothing is lost by running some at once.
+        futures = {name: pool.submit(*run) for name, run in runs.items()}
+        found = {name: future.result() for name, future in futures.items()}
+    figures = [
+        *philly(found["philly static"], found["philly"], found["philly foretold"]),
+        *reference_cluster(
+            list(shared.values()),
+            [found[f"reference static {seed}"] for seed in SEEDS],
+            [found[f"reference {seed}"] for seed in SEEDS],
+        ),
+    ]
+    return [figure.as_row() for figure in figures]
 
 
-def philly(jobs: Trace) -> list[Figure]:
-    known = with_known_ends(jobs, exactly=False)
-    static, pooled, foretold = simulate_partitions(jobs, STATIC), simulate(known, POOLED), simulate(jobs, FORETOLD)
+def _static(trace: Trace, settings: Settings, _: tuple[QuotaPolicy, ...]) -> Outcome:
+    return simulate_partitions(trace, settings)
+
+
+def _two_nodes_each(trace: Trace, settings: Settings, _: tuple[QuotaPolicy, ...]) -> Outcome:
+    until_ms = max(arrival.at_ms for arrival in trace.arrivals)
+    parts = [
+        Trace(team, trace.nodes[2 * i : 2 * i + 2], tuple(one for one in trace.arrivals if one.spec.project == team))
+        for i, team in enumerate(f"team-{number}" for number in range(TEAMS))
+    ]
+    return joined([simulate(part, settings, until_ms=until_ms) for part in parts], trace.name, "two nodes each")
+
+
+def guarantees(jobs: Trace) -> tuple[QuotaPolicy, ...]:
+    """To each virtual cluster what it owns when nodes are not pooled, lent while it is not wanted."""
+    return tuple(
+        QuotaPolicy(
+            part.arrivals[0].spec.project,
+            (part.arrivals[0].spec.project,),
+            guarantee=Limits(gpu_milli=MILLI * sum(len(node.devices) for node in part.nodes)),
+            lend=True,
+        )
+        for part in split_by_project(jobs)
+    )
+
+
+def philly(static: Outcome, pooled: Outcome, foretold: Outcome) -> list[Figure]:
     return [
         *_waits("quality.philly", static, pooled),
+        plain("quality.philly.preemptions", pooled.preemptions, "times"),
         plain("quality.philly.foretold.wait_ratio", foretold.mean_wait_ms / static.mean_wait_ms, "of the static mean"),
         plain("quality.philly.foretold.mean_wait", foretold.mean_wait_ms / HOUR_MS, "h"),
+        plain("quality.philly.foretold.utilisation", 100 * foretold.utilisation, "%"),
+        plain("quality.philly.foretold.tenants_worse_off", len(worse_off(static, foretold)), "tenants"),
     ]
 
 
@@ -76,21 +132,39 @@ def worse_off(static: Outcome, pooled: Outcome) -> dict[str, tuple[float, float]
     return {project: (was / HOUR_MS, now / HOUR_MS) for project, (was, now) in tails.items() if now > was}
 
 
-def reference_cluster(jobs: Trace) -> list[Figure]:
+def reference_cluster(traces: list[Trace], static: list[Outcome], pooled: list[Outcome]) -> list[Figure]:
     """Means over seeds, and the spread of the wait."""
-    static, pooled = [], []
-    for seed in SEEDS:
-        whole, shared = reference_trace(jobs, seed, shares=False), reference_trace(jobs, seed, shares=True)
-        static.append(simulate_partitions(whole, STATIC))
-        pooled.append(simulate(with_known_ends(shared, exactly=False), POOLED))
     minutes = [[outcome.mean_wait_ms / 60_000 for outcome in outcomes] for outcomes in (pooled, static)]
     use = [float(np.mean([100 * outcome.allocation_ratio for outcome in outcomes])) for outcomes in (pooled, static)]
+    training = [_training_wait_ms(trace, outcome) / 60_000 for trace, outcome in zip(traces, pooled, strict=True)]
+    medians = [outcome.percentile_wait_ms(50) / 60_000 for outcome in pooled]
+    bounds = [100 * _held_at_most(trace) for trace in traces]
     name = "quality.reference_cluster"
     return [
         lower_is_better(f"{name}.mean_wait", float(np.mean(minutes[0])), "min", PEER, float(np.mean(minutes[1])), 10),
         plain(f"{name}.mean_wait_spread", float(np.std(minutes[0])), "min"),
+        plain(f"{name}.training_mean_wait", float(np.mean(training)), "min"),
+        plain(f"{name}.median_wait", float(np.mean(medians)), "min"),
         higher_is_better(f"{name}.utilisation", use[0], "%", PEER, use[1], 85),
+        plain(f"{name}.utilisation_bound", float(np.mean(bounds)), "%"),
     ]
+
+
+def _training_wait_ms(trace: Trace, outcome: Outcome) -> float:
+    """Mean over the jobs on GPUs alone."""
+    waits = [
+        outcome.started_ms[name] - arrival.at_ms
+        for index, arrival in enumerate(trace.arrivals)
+        if arrival.spec.request.gpu is not None and (name := f"t{index:07d}") in outcome.started_ms
+    ]
+    return float(np.mean(waits))
+
+
+def _held_at_most(trace: Trace) -> float:
+    """The part of the GPUs that would be held while tasks still come, if each started when it came."""
+    last_ms = max(arrival.at_ms for arrival in trace.arrivals)
+    held = sum(gpu_milli(one.spec) * min(one.runs_ms, last_ms - one.at_ms) for one in trace.arrivals)
+    return held / (last_ms * MILLI * sum(len(node.devices) for node in trace.nodes))
 
 
 def reference_trace(jobs: Trace, seed: int, *, shares: bool) -> Trace:
@@ -98,13 +172,16 @@ def reference_trace(jobs: Trace, seed: int, *, shares: bool) -> Trace:
     random = np.random.default_rng(seed)
     arrivals: list[Arrival] = []
     drawn = [jobs.arrivals[i] for i in random.integers(0, len(jobs.arrivals), REFERENCE_JOBS).tolist()]
-    halves = random.random(REFERENCE_JOBS) < 1 / 3
-    work = sum(work_ms(job) // 10 // (2 if half and _gpus(job) == 1 else 1) for job, half in zip(drawn, halves, strict=True))
+    ones = sum(_gpus(job) == 1 for job in drawn)
+    halves = [
+        _gpus(job) == 1 and chance < REFERENCE_JOBS / 3 / ones
+        for job, chance in zip(drawn, random.random(REFERENCE_JOBS), strict=True)
+    ]
+    work = sum(work_ms(job) // 10 // (1 + half) for job, half in zip(drawn, halves, strict=True))
     span_ms = work * MILLI // (900 * 16)
     for number, (job, at_ms) in enumerate(zip(drawn, np.sort(random.integers(0, span_ms, REFERENCE_JOBS)).tolist(), strict=True)):
         gpus, team, runs_ms = _gpus(job), f"team-{number % TEAMS}", max(1, job.runs_ms // 10)
-        half = bool(halves[number]) and gpus == 1
-        each = GpuRequest(1, 500, 0, exclusive=False) if half and shares else GpuRequest(min(2, gpus))
+        each = GpuRequest(1, 500, 0, exclusive=False) if halves[number] and shares else GpuRequest(min(2, gpus))
         request = Request(8_000 * min(2, gpus), 24 * GIB, 0, each)
         members = -(-gpus // 2)
         spec = TaskSpec(f"train-{gpus}", project=team, user=team, command=("replayed",), request=request, members=members)
