@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from crater_core.cli.session import Json, client, note, option, out, print_json
+from crater_core.cli.session import Json, client, duration_ms, note, option, out, print_json
 from crater_core.cli.show import clean, reason_text, table
 from crater_core.errors import BadConfiguration
 
@@ -45,7 +45,6 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Make the next decision from a snapshot, without a scheduler: placements, whom they stop, and why the others wait."""
-    from crater_core.model.units import parse_duration_ms
     from crater_core.scheduling import explain, schedule
     from crater_core.store.snapshot_file import read_snapshot
 
@@ -53,7 +52,7 @@ def replay(
         seen, taken_ms = read_snapshot(file.read_bytes(), file.name)
     except OSError as error:
         raise BadConfiguration(f"{file} cannot be read: {error.strerror}") from error
-    now_ms = taken_ms + parse_duration_ms(after, "after")
+    now_ms = taken_ms + duration_ms(after, "after")
     view = None
     if task is not None:
         from crater_core.wire.tasks import ExplanationView

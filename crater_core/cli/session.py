@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from crater_core.errors import InvalidRequest
+from crater_core.model.units import parse_duration_ms
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -27,6 +30,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the API's n
 def option(metavar: str, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
     """An option that shows what kind of value it takes, under the heading `panel`."""
     return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
+def duration_ms(text: str, name: str) -> int:
+    """The value of an option such as `--timeout 30s`. Raises InvalidRequest that names the option."""
+    try:
+        return parse_duration_ms(text, f"--{name}")
+    except ValueError as error:
+        raise InvalidRequest(f"{error}; give a time such as 30s, 5m or 2h", field=name) from None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from crater_core.cli.arrays import how, is_array, show_array, wait_for, well
-from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, err, note, option, out, print_json
+from crater_core.cli.session import FAILED, INTERRUPTED, Json, client, duration_ms, err, note, option, out, print_json
 from crater_core.cli.show import (
     NOTHING,
     ago,
@@ -30,7 +30,7 @@ from crater_core.cli.show import (
 from crater_core.cli.submit import detached
 from crater_core.clock import SystemClock
 from crater_core.errors import CraterError, InvalidRequest
-from crater_core.model.units import parse_duration_ms, show_mib, show_milli
+from crater_core.model.units import show_mib, show_milli
 
 if TYPE_CHECKING:
     from crater_core.wire.arrays import ArrayView
@@ -228,7 +228,7 @@ def wait(
     as_json: Json = False,
 ) -> None:
     """Wait for tasks and arrays to end. Exit code 0 when all succeeded, else 1."""
-    limit_s, clock = _seconds(timeout), SystemClock()
+    limit_s, clock = None if timeout is None else duration_ms(timeout, "timeout") / 1000, SystemClock()
     until_ms = None if limit_s is None else clock.monotonic_ms() + limit_s * 1000
     ended: list[TaskView | ArrayView] = []
     with client(patient=True) as crater:
@@ -289,13 +289,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise InvalidRequest(f"--label must be KEY=VALUE, found {text!r}", field="label")
     return name, value
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_duration_ms(text, "--timeout") / 1000
-    except ValueError as error:
-        raise InvalidRequest(str(error), field="timeout") from None
 
 
 def register(app: typer.Typer) -> None:

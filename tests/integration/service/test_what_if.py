@@ -83,6 +83,8 @@ def test_the_next_decision_can_be_made_elsewhere_from_a_snapshot(
     told = json.loads(capsys.readouterr().out)
     assert told["placements"] == []
     assert told["waiting"][waits["id"]]["message"] == api.task(waits["id"])["reason"]["message"]
+    assert run(["debug", "replay", str(file), "--after", "-5s"]) == 2
+    assert capsys.readouterr().err == "crater: --after is not a quantity: '-5s'; give a time such as 30s, 5m or 2h.\n"
 
 
 def test_a_waiting_task_is_told_when_it_is_expected_to_start(scheduler: SchedulerProcess, api: Api) -> None:
