@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,28 +32,8 @@ from crater_core.service.routes_services import ServiceRoutes
 from crater_core.service.routes_tasks import TaskRoutes
 from crater_core.service.routes_watch import WatchRoutes
 from crater_core.service.routes_whatif import WhatIfRoutes
-from crater_core.wire.agents import Heartbeat, NodeDeclaration, ReportBatch
-from crater_core.wire.arrays import ArraySubmission
-from crater_core.wire.nodes import DrainBody, QuotaBody
-from crater_core.wire.reservations import ReservationBody
-from crater_core.wire.services import ScaleBody, ServiceBody
-from crater_core.wire.tasks import CancelBody, TaskBatch, TaskSubmission
 
 log = logging.getLogger("crater.http")
-_TAKEN: list[type[BaseModel]] = [
-    TaskSubmission,
-    TaskBatch,
-    ArraySubmission,
-    CancelBody,
-    ServiceBody,
-    ScaleBody,
-    QuotaBody,
-    DrainBody,
-    ReservationBody,
-    NodeDeclaration,
-    ReportBatch,
-    Heartbeat,
-]
 
 
 def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
@@ -82,7 +61,7 @@ def make_app(hub: Hub, guard: Guard, count: Count | None = None) -> ASGIApp:
 
     def openapi() -> dict[str, Any]:
         if not schema:
-            schema.update(schema_of(app, _TAKEN))
+            schema.update(schema_of(app))
         return schema
 
     app.openapi = openapi

@@ -26,6 +26,9 @@ _PROBLEMS = {
     503: "the store or a node cannot be reached; try again",
 }
 
+_bodies: dict[str, type[BaseModel]] = {}
+"""What the described routes take, by name."""
+
 
 class Problem(Outgoing):
     """RFC 9457 problem details. Further members carry the facts: `field`, `reason`, amounts."""
@@ -55,6 +58,7 @@ def described(
         responses[code] = {"description": "done", **content}
     extra: dict[str, Any] = {}
     if takes is not None:
+        _bodies[takes.__name__] = takes
         schema = {"$ref": _REF.format(model=takes.__name__)}
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if headers:
@@ -72,7 +76,7 @@ def described(
     }
 
 
-def schema_of(app: FastAPI, taken: list[type[BaseModel]]) -> dict[str, Any]:
+def schema_of(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI schema, with the bodies that routes read themselves."""
     schema = get_openapi(
         title="Crater scheduler",
@@ -80,7 +84,7 @@ def schema_of(app: FastAPI, taken: list[type[BaseModel]]) -> dict[str, Any]:
         description="Pools of GPU, CPU, memory and disk: submit tasks, watch them, see who holds what.",
         routes=app.routes,
     )
-    _, definitions = models_json_schema([(model, "validation") for model in (*taken, Problem)], ref_template=_REF)
+    _, definitions = models_json_schema([(model, "validation") for model in (*_bodies.values(), Problem)], ref_template=_REF)
     components: dict[str, Any] = schema.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
     for name, definition in definitions.get("$defs", {}).items():
