@@ -85,6 +85,15 @@ class AgentProcess:
             self.process.wait(10)
         self._end_workloads()
 
+    def groups(self) -> list[Path]:
+        """Its cgroups, of every controller. (A walk minds no group that another test takes away meanwhile; a glob does.)"""
+        return [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{self.group_name}")]
+
+    @staticmethod
+    def groups_in(group: Path) -> list[Path]:
+        """Those of its workloads."""
+        return [Path(path) for path, _, _ in os.walk(group, topdown=False) if path != str(group)]
+
     def _end_workloads(self) -> None:
         """By the mark that each workload of this data directory carries, and the spawner by its command line."""
         mark, own = os.fsencode(self.data_dir), os.getpid()
@@ -96,13 +105,10 @@ class AgentProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-        for controller in Path("/sys/fs/cgroup").iterdir():
-            for group in controller.rglob(self.group_name):
-                for inner in sorted(group.glob("*/"), reverse=True):
-                    with contextlib.suppress(OSError):
-                        inner.rmdir()
+        for group in self.groups():
+            for inner in (*self.groups_in(group), group):
                 with contextlib.suppress(OSError):
-                    group.rmdir()
+                    inner.rmdir()
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if line.split()[1].startswith(f"{self.data_dir}/"):
                 subprocess.run(["umount", "-l", line.split()[1]], check=False)

@@ -202,7 +202,7 @@ def test_twenty_rounds_leave_nothing_behind(start, scheduler: SchedulerStandIn):
     poll_until(lambda: not list((agent.data_dir / "allocations").iterdir()), what="no allocation left on disk")
     poll_until(lambda: not list((agent.data_dir / "scratch").iterdir()), what="no scratch directory left")
     agent.terminate()
-    assert list(Path("/sys/fs/cgroup").glob(f"**/{agent.group_name}")) == []
+    assert agent.groups() == []
     mark = f"CRATER_SCRATCH_DIR={agent.data_dir}".encode()
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _environ(pid)]  # noqa: PTH208
 
