@@ -50,6 +50,8 @@ MATRIX: list[tuple[str, str, Any, dict[str, int]]] = [
         {"replicas": 0},
         {"admin": 200, "submitter": 200, "narrow": 403, "viewer": 403, "agent": 403},
     ),
+    ("GET", "/v1/backup", None, {"admin": 200, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
+    ("GET", "/v1/snapshot", None, {"admin": 200, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 403}),
     ("GET", "/v1/usage", None, {"admin": 200, "submitter": 200, "narrow": 200, "viewer": 200, "agent": 403}),
     ("POST", "/v1/agents/n/register", NODE, {"admin": 200, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 200}),
     ("GET", "/v1/agents/n/leases", None, {"admin": 200, "submitter": 403, "narrow": 403, "viewer": 403, "agent": 200}),
@@ -69,6 +71,25 @@ def test_each_role_reaches_as_far_as_the_table_says(
         if answer.status_code in (401, 403):
             assert answer.headers["content-type"] == "application/problem+json"
     assert got == {"unknown": 401, "nobody": 401, **expected}
+
+
+def test_no_route_is_open_to_nobody_and_no_writing_one_to_a_viewer(guarded: SchedulerProcess) -> None:
+    """Of every route that the service describes, whoever added it."""
+    paths = httpx.get(guarded.url + "/openapi.json").json()["paths"]
+    assert len(paths) > 30
+    for path, methods in paths.items():
+        for method in methods:
+            where = f"{method.upper()} {path}"
+            url = guarded.url + path.replace("{", "").replace("}", "")
+            if not path.startswith("/v1/"):
+                continue  # Health, readiness and the like: see the table.
+            assert httpx.request(method, url, json={}).status_code == 401, where
+            if method != "get":
+                answer = httpx.request(method, url, json={}, headers={"Authorization": "Bearer viewer"})
+                assert answer.status_code == 403, f"{where}: {answer.status_code}"
+            if not path.startswith("/v1/agents/"):
+                answer = httpx.request(method, url, json={}, headers={"Authorization": "Bearer agent"})
+                assert answer.status_code == 403, f"{where}: {answer.status_code}"
 
 
 def test_a_token_cannot_cancel_in_a_project_it_does_not_reach(guarded: SchedulerProcess) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -11,6 +11,7 @@ from builders import a_node, a_snapshot, a_task, commit, end
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crater_core.model.allocation import Placement
 from crater_core.model.node import SharingMode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task, TaskStatus
@@ -28,13 +29,16 @@ class State:
     devices: tuple[tuple[tuple[int, int], ...], ...]
 
 
-def state_of(snapshot: Snapshot, without: frozenset[str] = frozenset()) -> State:
+def state_of(snapshot: Snapshot, without: frozenset[str] = frozenset(), placed: Sequence[Placement] = ()) -> State:
+    """What is free without some of the tasks that run, and with some placements as if they ran."""
     cores, devices = [], []
     for name in sorted(snapshot.nodes):
         node = snapshot.nodes[name]
         allocations = [a for a in snapshot.by_node.get(name, {}).values() if a.task not in without]
-        cores.append(node.allocatable.cpu_milli - sum(a.held.cpu_milli for a in allocations))
-        grants = [grant for a in allocations for grant in a.grants]
+        mine = [placement for placement in placed if placement.node == name]
+        held = [a.held.cpu_milli for a in allocations] + [snapshot.tasks[p.task].spec.request.cpu_milli for p in mine]
+        cores.append(node.allocatable.cpu_milli - sum(held))
+        grants = [grant for a in (*allocations, *mine) for grant in a.grants]
         devices.append(
             tuple(
                 (
@@ -141,6 +145,26 @@ def test_a_task_or_gang_is_placed_exactly_when_some_way_exists(cluster: tuple[Sn
     expected = can_place(state_of(snapshot), task, shareable)
     snapshot.advance([task])
     assert bool(schedule(snapshot, 1).placements) is expected
+
+
+@given(clusters(), st.data())
+def test_of_five_in_line_each_is_placed_exactly_when_some_way_exists_at_its_turn(
+    cluster: tuple[Snapshot, bool], data: st.DataObject
+) -> None:
+    snapshot, shareable = cluster
+    line = [data.draw(tasks(f"q{place}", priority=90 - place)) for place in range(5)]
+    snapshot.advance(line)
+    plan = schedule(snapshot, 1)
+    before: list[Placement] = []
+    for task in line:
+        mine = [placement for placement in plan.placements if placement.task == task.id]
+        expected = can_place(state_of(snapshot, placed=before), task, shareable)
+        assert len(mine) == (task.spec.members if expected else 0), task.id
+        before += mine
+    assert len(before) == len(plan.placements)
+    left = state_of(snapshot, placed=before)
+    assert min(left.cores) >= 0
+    assert all(compute >= 0 and memory >= 0 for node in left.devices for compute, memory in node)
 
 
 @given(clusters(), tasks("new"), st.integers(1, 3))
