@@ -72,6 +72,8 @@ class _Work:
     gpu_memory_gb: float = 0
     """Memory of a shared GPU."""
     gpu_type: Sequence[str] = ()
+    gpu_visible_devices: Literal["uuid", "index"] = "uuid"
+    """How CUDA_VISIBLE_DEVICES names its GPUs; index: for programs that can read numbers only."""
     quota_policy: str | None = None
     project: str = "default"
     priority: int = 50
@@ -87,6 +89,7 @@ class _Work:
             _number(name, getattr(self, name), above=0)
         for name in ("disk_gb", "gpu", "gpu_memory_gb"):
             _number(name, getattr(self, name))
+        _must(self.gpu_visible_devices in ("uuid", "index"), "gpu_visible_devices", self.gpu_visible_devices, "uuid or index")
         for source, target in self.mounts.items():
             for path in (source, target):
                 _must(path.startswith("/") and ".." not in path.split("/"), "mounts", path, "absolute paths without '..'")
@@ -111,6 +114,7 @@ class _Work:
             "image": self.image,
             "resources": resources,
             "quota_policy": self.quota_policy,
+            "gpu_visible_devices": self.gpu_visible_devices,
             "mounts": [{"source": source, "target": target} for source, target in self.mounts.items()],
             "env": dict(self.env),
         }

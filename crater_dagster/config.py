@@ -31,6 +31,7 @@ OPTION_FIELDS = {
     "strategy": _optional(StringSource, "How a node is chosen."),
     "time_limit": _optional(StringSource, 'Stopped after this long: "30m", "2h".'),
     "gpu_idle_stop": _optional(StringSource, 'Stopped when none of its GPUs was used for this long: "30m".'),
+    "gpu_visible_devices": _optional(StringSource, "CUDA_VISIBLE_DEVICES by uuid (default) or index."),
     "grace": _optional(StringSource, "From SIGTERM to SIGKILL."),
     "env_profile": _optional(StringSource, "Variables that the node adds (DAGSTER_HOME, secrets), by the profile's name."),
     "env": _optional(Map(str, StringSource), "Plain variables. Secrets belong to an env_profile."),

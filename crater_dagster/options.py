@@ -28,6 +28,7 @@ OPTIONS = (
     "strategy",
     "time_limit",
     "gpu_idle_stop",
+    "gpu_visible_devices",
     "grace",
     "env_profile",
     "env",

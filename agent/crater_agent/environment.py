@@ -11,6 +11,8 @@ from crater_agent.config import FromEnv, FromFile, profile_value
 from crater_agent.mounts import Bind, on_node
 from crater_agent.proctree import MARKER
 from crater_core.errors import RuntimeFailed
+from crater_core.model.node import SharingMode
+from crater_core.model.task import VisibleDevices
 from crater_core.wire.agents import Lease
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,10 +30,16 @@ class Host:
 
 
 def environment(
-    lease: Lease, host: Host, scratch: str, environ: Mapping[str, str], base: Mapping[str, str] | None = None
+    lease: Lease,
+    host: Host,
+    scratch: str,
+    environ: Mapping[str, str],
+    base: Mapping[str, str] | None = None,
+    sees_all_gpus: bool = False,
 ) -> dict[str, str]:
     """`environ` is the agent's own, read only for what a profile names; `base` is what everything else may overrule, by
-    default for a process on this node. Raises RuntimeFailed with the reason."""
+    default for a process on this node; `sees_all_gpus`: nothing hides the node's other GPUs from the task. Raises
+    RuntimeFailed with the reason."""
     env = {"PATH": f"{host.python_dir}:{SYSTEM_PATH}", "HOME": host.home, "LANG": "C.UTF-8", "TMPDIR": scratch}
     if base is not None:
         env = dict(base)
@@ -43,7 +51,7 @@ def environment(
     env |= _torch(lease)
     env |= lease.env
     env.setdefault("OMP_NUM_THREADS", str(max(1, lease.cpu_milli // 1000)))
-    return env | granted(lease, host, scratch)
+    return env | granted(lease, host, scratch, sees_all_gpus)
 
 
 def _profile(lease: Lease, host: Host, environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +88,7 @@ def _torch(lease: Lease) -> dict[str, str]:
     }
 
 
-def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
+def granted(lease: Lease, host: Host, scratch: str, sees_all_gpus: bool = False) -> dict[str, str]:
     """What the agent itself tells a workload; no profile and no task can say otherwise."""
     env = {
         "CRATER_TASK_ID": lease.task,
@@ -92,7 +100,7 @@ def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
         "CRATER_CPU_MILLI": str(lease.cpu_milli),
         "CRATER_MEMORY_BYTES": str(lease.memory_bytes),
         MARKER: scratch,
-        **_gpus(lease),
+        **_gpus(lease, sees_all_gpus),
     }
     if lease.ports:
         env["CRATER_PORT"] = str(lease.ports[0])
@@ -109,10 +117,9 @@ def granted(lease: Lease, host: Host, scratch: str) -> dict[str, str]:
     return env
 
 
-def _gpus(lease: Lease) -> dict[str, str]:
-    """By UUID, so that no other numbering can point at another card; nothing is visible to a task without a real one."""
-    real = [device for device in lease.devices if not device.simulated]
-    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in real)}
+def _gpus(lease: Lease, sees_all: bool) -> dict[str, str]:
+    """Nothing is visible to a task without a real GPU."""
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible_devices(lease, sees_all))}
     if lease.devices:
         env["CRATER_GPU_UUIDS"] = ",".join(device.uuid for device in lease.devices)
         # Of each device: the shares of one task are alike.
@@ -121,6 +128,21 @@ def _gpus(lease: Lease) -> dict[str, str]:
     if any(device.simulated for device in lease.devices):
         env["CRATER_SIMULATED_GPU"] = "1"
     return env
+
+
+def visible_devices(lease: Lease, sees_all: bool) -> list[str]:
+    """By UUID, so that no other numbering can point at another card; or, where the task asks for it, as CUDA counts what it
+    can open in the order of the PCI bus: its own devices alone, or with `sees_all` all of the node's. Raises RuntimeFailed."""
+    real = [device for device in lease.devices if not device.simulated]
+    if lease.gpu_visible_devices is VisibleDevices.UUID:
+        return [device.uuid for device in real]
+    if not sees_all:
+        in_order = sorted(real, key=lambda device: (device.index, device.uuid))
+        return [str(in_order.index(device)) for device in real]
+    if any(device.sharing == SharingMode.MIG for device in real):
+        why = "a MIG slice has no index where nothing hides the node's other GPUs: set gpu_visible_devices to uuid"
+        raise RuntimeFailed(why)
+    return [str(device.index) for device in real]
 
 
 def arguments(lease: Lease) -> list[str]:

@@ -20,7 +20,7 @@ from crater_agent import mounts, proctree, shim
 from crater_agent.adopt import adopt
 from crater_agent.cgroup import Cgroups, Counters, Limits
 from crater_agent.cores import Cores
-from crater_agent.device_files import EVERYBODYS, DeviceFile
+from crater_agent.device_files import EVERYBODYS, NVIDIA_MAJOR, DeviceFile
 from crater_agent.environment import Host, arguments, environment, find_program, refuse_what_cannot_be_done
 from crater_agent.reconcile import LeaseState
 from crater_agent.records import Kept, Record, Records, record_of
@@ -150,7 +150,7 @@ class ProcessRuntime:
         record = workload.record
         refuse_what_cannot_be_done(lease)
         binds = mounts.binds_of(lease.mounts, self.place.mount_roots, self.place.no_mounts)
-        env = environment(lease, self.place.host, record.scratch, os.environ)
+        env = environment(lease, self.place.host, record.scratch, os.environ, sees_all_gpus=self._sees_all_gpus(lease))
         try:
             scratch = await self._make_scratch(record)
             working_dir = lease.working_dir or scratch
@@ -214,6 +214,11 @@ class ProcessRuntime:
         else:
             self.scratch.make(record, uid, gid)
         return record.scratch
+
+    def _sees_all_gpus(self, lease: Lease) -> bool:
+        granted = [file for grant in lease.devices for file in self.place.gpu_files.get(grant.uuid, ())]
+        every_card = DeviceFile("c", NVIDIA_MAJOR)
+        return self.cgroups is None or bool(self.cgroups.no_devices) or every_card in granted
 
     def _make_group(self, lease: Lease, record: Record) -> list[str]:
         if self.cgroups is None:

@@ -40,6 +40,9 @@ def submit(
     disk: Annotated[str | None, option("SIZE", "Scratch space: 50GB.", panel=COMPUTE)] = None,
     time_limit: Annotated[str | None, option("TIME", "Stop it after 90s, 30m, 2h.", panel=COMPUTE)] = None,
     gpu_idle_stop: Annotated[str | None, option("TIME", "Stop it when its GPUs are unused for 30m.", panel=COMPUTE)] = None,
+    gpu_visible_devices: Annotated[
+        str | None, option("FORM", "CUDA_VISIBLE_DEVICES by uuid (default) or index.", panel=COMPUTE)
+    ] = None,
     members: Annotated[str | None, option("COUNT", "A gang: 4, or 2-8 for as many as fit.", panel=COMPUTE)] = None,
     oom_factor: Annotated[float | None, option("FACTOR", "Out of memory: try again with 1.5 times more.", panel=COMPUTE)] = None,
     pool: Annotated[Many, option("POOL", "Pool to take from; several times.", panel=WHERE)] = None,
@@ -101,6 +104,7 @@ def submit(
         shared_memory=shm,
         time_limit=time_limit,
         gpu_idle_stop=gpu_idle_stop,
+        gpu_visible_devices=gpu_visible_devices,
         pools=pool,
         mounts=[_mount(text) for text in mount or ()],
         spread=spread,

@@ -42,6 +42,14 @@ class OnDisconnect(StrEnum):
     KEEP = "keep"
 
 
+class VisibleDevices(StrEnum):
+    """How CUDA_VISIBLE_DEVICES names a task's GPUs."""
+
+    UUID = "uuid"
+    INDEX = "index"
+    """As numbers, for programs that can read nothing else."""
+
+
 class When(StrEnum):
     """How a task must have ended for the one that comes after it to start."""
 
@@ -176,6 +184,7 @@ class TaskSpec:
     time_limit_ms: int | None = None
     gpu_idle_stop_ms: int | None = None
     """It is stopped when none of its GPUs was used for so long; None: its node only tells."""
+    gpu_visible_devices: VisibleDevices = VisibleDevices.UUID
     grace_ms: int = 10_000
     """From SIGTERM to SIGKILL."""
     retry: RetryPolicy = RetryPolicy()

@@ -12,7 +12,7 @@ from crater_core.model.allocation import Allocation, AllocationStatus, Use
 from crater_core.model.node import ControlShare, Enforcement, GpuDevice, Node, PoolKind, SharingMode
 from crater_core.model.reason import Fact, Reason, ReasonCode
 from crater_core.model.resources import Amounts
-from crater_core.model.task import OnDisconnect, Task
+from crater_core.model.task import OnDisconnect, Task, VisibleDevices
 from crater_core.wire.base import Incoming, Outgoing
 from crater_core.wire.resources import GrantView
 from crater_core.wire.tasks import Slug
@@ -229,6 +229,7 @@ class Lease(Outgoing):
     time_limit_ms: int | None = None
     gpu_idle_stop_ms: int | None = None
     """Stop it when none of its GPUs was used for so long; None: only tell."""
+    gpu_visible_devices: VisibleDevices = VisibleDevices.UUID
     grace_ms: int = 10_000
     health: HealthView | None = None
     labels: dict[str, str] = {}
@@ -280,6 +281,7 @@ def lease_of(task: Task, allocation: Allocation, restartable: bool) -> Lease:
         array_size=spec.array.size if spec.array is not None else 0,
         time_limit_ms=spec.time_limit_ms,
         gpu_idle_stop_ms=spec.gpu_idle_stop_ms,
+        gpu_visible_devices=spec.gpu_visible_devices,
         grace_ms=spec.grace_ms,
         health=HealthView(
             path=health.path,

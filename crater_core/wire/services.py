@@ -38,6 +38,7 @@ class ServiceBody(Incoming):
     strategy: Slug | None = None
     ports: int = Field(default=1, ge=1, le=16)
     health: HealthBody = HealthBody()
+    gpu_visible_devices: Literal["uuid", "index"] = "uuid"
     grace: int | float | str = "10s"
     on_disconnect: Literal["stop", "keep"] = "keep"
     labels: dict[Label, Label] = {}
@@ -66,6 +67,7 @@ class ServiceBody(Incoming):
                 "node_labels": self.node_labels,
                 "quota_policy": self.quota_policy,
                 "strategy": self.strategy,
+                "gpu_visible_devices": self.gpu_visible_devices,
                 "grace": self.grace,
                 "on_disconnect": self.on_disconnect,
                 "ports": self.ports,

@@ -25,6 +25,7 @@ from crater_core.model.task import (
     TaskSpec,
     TaskStatus,
     TaskType,
+    VisibleDevices,
     When,
 )
 from crater_core.model.units import show_bytes
@@ -165,6 +166,9 @@ class TaskSubmission(Incoming):
     gpu_idle_stop: Annotated[DurationMs, Field(ge=10_000)] | None = Field(
         default=None, description="stop it when none of its GPUs was used for so long; without it the task is only warned"
     )
+    gpu_visible_devices: Literal["uuid", "index"] = Field(
+        default="uuid", description="how CUDA_VISIBLE_DEVICES names its GPUs; index: for programs that can read numbers only"
+    )
     grace: DurationMs = Field(default=10_000, le=3_600_000, description="from SIGTERM to SIGKILL")
     retry: RetryBody = RetryBody()
     on_disconnect: Literal["stop", "keep"] = "stop"
@@ -232,6 +236,7 @@ class TaskSubmission(Incoming):
             strategy=self.strategy,
             time_limit_ms=self.time_limit,
             gpu_idle_stop_ms=self.gpu_idle_stop,
+            gpu_visible_devices=VisibleDevices(self.gpu_visible_devices),
             grace_ms=self.grace,
             retry=self.retry.to_policy(),
             on_disconnect=OnDisconnect(self.on_disconnect),

@@ -47,6 +47,22 @@ def test_a_task_opens_the_card_it_was_given_and_no_other(start, scheduler: Sched
     assert _opened(scheduler, "without", cards) == [REFUSED, REFUSED]
 
 
+@pytest.mark.parametrize(
+    ("cgroups", "form", "visible"), [("auto", "index", "1,0"), ("off", "index", "3,2"), ("off", "uuid", "GPU-3,GPU-2")]
+)
+def test_by_index_a_task_is_told_what_cuda_counts_for_it(
+    start, scheduler: SchedulerStandIn, place: Path, tmp_path: Path, cgroups, form, visible
+):
+    nvml.write(place / "gpus", [nvml.gpu(f"GPU-{n}", bus=f"00000000:0{n}:00.0") for n in range(4)])
+    own = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    start(environ={**nvml.environ(nvml.build(tmp_path), place / "gpus"), **own}, resource_pools=None, cgroups=cgroups)
+    grants = [GrantView(uuid=f"GPU-{n}", index=n, compute_milli=1000, memory_mib=81_920, sharing="exclusive") for n in (3, 2)]
+    script = 'echo "$CUDA_VISIBLE_DEVICES|$CUDA_DEVICE_ORDER|$CRATER_GPU_UUIDS|$CRATER_GPU_MEMORY_MIB|$NVIDIA_VISIBLE_DEVICES"'
+    scheduler.give("a", ["sh", "-c", script], devices=grants, gpu_visible_devices=form)
+    scheduler.final("a")
+    assert scheduler.read_log("a").text == f"{visible}|PCI_BUS_ID|GPU-3,GPU-2|81920|\n"
+
+
 def test_any_task_has_what_programs_expect_and_nothing_of_the_machine(start, scheduler: SchedulerStandIn):
     start()
     script = "head -c 1 /dev/zero /dev/urandom /dev/full > /dev/null && python3 -c 'import os; os.openpty()' && cat /dev/kmsg"

@@ -86,6 +86,12 @@ def test_a_file_is_submitted_and_flags_win_over_it(crater, tmp_path):
     assert (code, shown["name"], shown["priority"], shown["requested"]["memory_bytes"]) == (0, "filed", 80, 64 * 1024**2)
 
 
+def test_how_gpus_are_named_may_be_chosen(crater):
+    code, _, err = crater("submit", *SMALL, "--gpu-visible-devices", "0,1", "true")
+    assert (code, "gpu_visible_devices" in err, "'uuid' or 'index'" in err) == (2, True, True)
+    assert crater("submit", *SMALL, "--gpu-visible-devices", "index", "--wait", "true")[0] == 0
+
+
 def test_the_same_key_gives_the_same_task(crater):
     ids = {crater("submit", *SMALL, "--key", "once", "true")[1] for _ in range(2)}
     assert len(ids) == 1

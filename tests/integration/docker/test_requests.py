@@ -36,6 +36,27 @@ def test_gpus_are_asked_for_by_uuid_and_a_task_without_one_sees_none(start, plac
     assert (_environment(none)["CUDA_VISIBLE_DEVICES"], _environment(none)["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
 
 
+def test_in_a_container_cuda_counts_from_0_whatever_the_nodes_numbers_are(start, place: Path, scheduler: SchedulerStandIn):
+    own = {"CUDA_VISIBLE_DEVICES": "6,7", "NVIDIA_VISIBLE_DEVICES": "all"}
+    grants = [_grant(uuid).model_copy(update={"index": index}) for uuid, index in ((B, 7), (A, 6))]
+    with engine_stand_in(place / "engine.sock") as engine:
+        start(docker={"socket": str(place / "engine.sock")}, environ=own)
+        scheduler.give("a", ["train"], image="tool:1", devices=grants, gpu_visible_devices="index")
+        assert scheduler.final("a").status == "succeeded"
+    env = _environment(engine.created[0])
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"], env["NVIDIA_VISIBLE_DEVICES"]) == (
+        "1,0",
+        "PCI_BUS_ID",
+        f"{B},{A}",
+    )
+    assert (env["CRATER_GPU_UUIDS"], env["CRATER_GPU_MEMORY_MIB"], env["CRATER_GPU_COMPUTE_MILLI"]) == (
+        f"{B},{A}",
+        "1000",
+        "1000",
+    )
+    assert engine.created[0]["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == [B, A]
+
+
 def test_cdi_is_used_where_the_engine_lists_every_device_by_uuid(start, place: Path, scheduler: SchedulerStandIn):
     listed = {"DiscoveredDevices": [{"Source": "cdi", "ID": f"nvidia.com/gpu={uuid}"} for uuid in (A, "all")]}
     with engine_stand_in(place / "engine.sock", info=listed) as engine:

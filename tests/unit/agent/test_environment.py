@@ -64,6 +64,53 @@ def test_cuda_sees_real_devices_by_uuid_and_no_simulated_one(tmp_path: Path):
     assert (without["CUDA_VISIBLE_DEVICES"], "CRATER_GPU_MEMORY_MIB" in without) == ("", False)
 
 
+def _gpu(uuid: str, index: int, sharing: str = "exclusive") -> GrantView:
+    return GrantView(uuid=uuid, index=index, compute_milli=1000, memory_mib=10_000, sharing=sharing)
+
+
+@pytest.mark.parametrize(
+    ("form", "sees_all", "devices", "visible"),
+    [
+        ("uuid", True, [_gpu("GPU-f", 5), _gpu("GPU-e", 4)], "GPU-f,GPU-e"),
+        ("uuid", False, [_gpu("GPU-f", 5), _gpu("GPU-e", 4)], "GPU-f,GPU-e"),
+        # Where it sees its own only, CUDA counts them from 0, whatever their numbers on the node are.
+        ("index", False, [_gpu("GPU-f", 5), _gpu("GPU-e", 4)], "1,0"),
+        ("index", True, [_gpu("GPU-f", 5), _gpu("GPU-e", 4)], "5,4"),
+        ("index", False, [_gpu("MIG-b", 3, "mig")], "0"),
+        ("index", False, [], ""),
+        ("index", True, [], ""),
+    ],
+)
+def test_gpus_are_named_by_uuid_or_as_cuda_counts_what_the_task_can_open(tmp_path: Path, form, sees_all, devices, visible):
+    # Neither the task nor the agent's own environment has a say in it.
+    lease = _lease(
+        devices=devices, gpu_visible_devices=form, env={"CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    )
+    own = {"CUDA_VISIBLE_DEVICES": "6,7", "NVIDIA_VISIBLE_DEVICES": "all"}
+    env = environment(lease, _host(tmp_path), "/s", own, sees_all_gpus=sees_all)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (visible, "PCI_BUS_ID")
+    assert "NVIDIA_VISIBLE_DEVICES" not in env
+
+
+def test_a_slice_has_no_index_among_cards_that_are_not_hidden(tmp_path: Path):
+    lease = _lease(devices=[_gpu("MIG-b", 3, "mig")], gpu_visible_devices="index")
+    with pytest.raises(RuntimeFailed, match=r"a MIG slice has no index .* set gpu_visible_devices to uuid"):
+        environment(lease, _host(tmp_path), "/s", {}, sees_all_gpus=True)
+
+
+def test_the_granted_amounts_are_of_each_device(tmp_path: Path):
+    shares = [
+        GrantView(uuid=uuid, index=0, compute_milli=milli, memory_mib=mib, sharing="time_slice")
+        for uuid, milli, mib in (("GPU-a", 500, 10_000), ("GPU-b", 400, 12_000))
+    ]
+    env = environment(_lease(devices=shares, env={"CRATER_GPU_MEMORY_MIB": "1"}), _host(tmp_path), "/s", {})
+    assert {name: value for name, value in env.items() if name.startswith("CRATER_GPU")} == {
+        "CRATER_GPU_UUIDS": "GPU-a,GPU-b",
+        "CRATER_GPU_MEMORY_MIB": "10000",
+        "CRATER_GPU_COMPUTE_MILLI": "400",
+    }
+
+
 def test_a_port_is_put_in_where_it_is_asked_for():
     assert arguments(_lease(command=["serve", "--port={port}", "{x}"], ports=[20_001, 20_002])) == [
         "serve",

@@ -55,6 +55,12 @@ def test_part_of_a_gpu_and_of_a_gigabyte_are_exact():
     assert tiny == "0.000000001GB"
 
 
+def test_gpus_are_named_by_index_for_programs_that_want_it():
+    task = TaskSubmission.model_validate(TrainingTask(name="x", command=["a"], gpu=2, gpu_visible_devices="index").body())
+    service = ServiceBody.model_validate(OnlineService(**SERVICE, gpu_visible_devices="index").body())
+    assert (task.gpu_visible_devices, service.gpu_visible_devices) == ("index", "index")
+
+
 def test_each_task_has_an_external_id_and_keeps_it():
     task, other = TrainingTask(name="x", command=["a"]), TrainingTask(name="x", command=["a"])
     assert task.external_id
@@ -72,6 +78,7 @@ def test_each_task_has_an_external_id_and_keeps_it():
         ("memory_gb", float("nan")),
         ("disk_gb", -0.1),
         ("gpu", float("inf")),
+        ("gpu_visible_devices", "0"),
         ("command", "python train.py"),
         ("mounts", {"data": "/x"}),
         ("mounts", {"/data/../etc": "/x"}),

@@ -6,8 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from crater_core import errors
+from crater_core.model.allocation import Allocation
 from crater_core.model.quota import Limits
-from crater_core.model.resources import GpuRequest
+from crater_core.model.resources import Amounts, GpuRequest
+from crater_core.model.task import Task, TaskSpec, TaskStatus
+from crater_core.store.codec import decode, encode
+from crater_core.wire.agents import lease_of
 from crater_core.wire.nodes import QuotaBody
 from crater_core.wire.problems import error_of, problem_of, status_of
 from crater_core.wire.resources import Resources
@@ -38,6 +42,15 @@ def test_a_submission_survives_being_sent():
     assert spec.request.gpu == GpuRequest(1, 250, 10_240, exclusive=False, types=("a100",))
     assert (spec.prefer_labels, spec.data_bytes) == ({"zone": "a"}, {"n1": 3 * 2**30})
     assert (spec.time_limit_ms, spec.retry.backoff_ms, spec.user) == (120_000, 5_000, "ann")
+
+
+def test_how_gpus_are_named_reaches_the_node_through_store_and_lease():
+    tasks = [TaskSubmission(name="x", command=COMMAND, **fields) for fields in ({}, {"gpu_visible_devices": "index"})]
+    specs = [decode(TaskSpec, encode(task.to_spec("ann"))) for task in tasks]
+    specs.append(ServiceBody(name="web", command=COMMAND, gpu_visible_devices="index").to_template("ann"))
+    held = Allocation("a", "t", 1, 0, "n1", 1, Amounts())
+    leases = [lease_of(Task("t", spec, TaskStatus.ALLOCATED, 0, 0), held, restartable=True) for spec in specs]
+    assert [lease.gpu_visible_devices for lease in leases] == ["uuid", "index", "index"]
 
 
 def test_a_service_survives_being_sent():
@@ -72,6 +85,7 @@ def test_gpus_are_asked_for_whole_or_in_shares(asked, request_):
         ({"resources": {"gpu": 1, "gpu_memory": "1GiB"}}, "comes with all its memory"),
         ({"resources": {"gpu_type": "a100"}}, "need gpu or gpu_memory"),
         ({"priority": 101}, "priority"),
+        ({"gpu_visible_devices": "number"}, "'uuid' or 'index'"),
         ({"command": []}, "command is missing"),
         ({"command": ["a\0b"]}, "NUL"),
         ({"env": {"1A": "x"}}, "not a variable name"),
