@@ -95,7 +95,7 @@ class FollowedRuns:
 
     def _end_the_rest(self, run_id: str) -> None:
         """Nobody is left who would take in what the run's steps do."""
-        self._client().cancel_group(f"dagster-run:{run_id}", "its run has failed with its run worker")
+        self._client().cancel_group(f"dagster-run:{run_id}", "its run has ended with its run worker")
 
     def _say(self, followed: _Followed, view: TaskView) -> None:
         code = why_it_waits(view)
@@ -105,7 +105,8 @@ class FollowedRuns:
 
 
 def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) -> bool:
-    """Write the end of a run whose worker has left without doing so; `last` is that worker. True when the run has failed now.
+    """Write the end of a run whose worker has left without doing so; `last` is that worker. True when that was not
+    what somebody had asked of the run, so that its steps may still be there.
 
     A worker writes its run's end itself, unless it could not; a run that may be resumed is left to run monitoring.
     """
@@ -116,6 +117,11 @@ def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) ->
     if run.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, f"Its run worker was stopped. {how}")
         return False
+    if last is not None and last.status == "cancelled":
+        # By a person who wants no other one in its place either.
+        instance.report_run_canceling(run)
+        instance.report_run_canceled(run, f"The task of its run worker was ended. {how}")
+        return True
     if run.status is DagsterRunStatus.STARTED and instance.run_will_resume(run_id):
         return False
     instance.add_run_tags(run_id, {FAILURE_TAG: failure_code(last.reason if last is not None else None)})

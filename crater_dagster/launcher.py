@@ -33,7 +33,7 @@ from crater_dagster.config import (
     options_in,
     run_options,
 )
-from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns
+from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns, settle_run
 from crater_dagster.options import check_run_on, merge, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
@@ -181,6 +181,9 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         if not worker.ended:
             waits = f"It waits: {sentence(worker.reason)}" if why_it_waits(worker) else None
             return CheckRunHealthResult(WorkerStatus.RUNNING, waits, run_worker_id=worker.id)
+        if worker.status == "cancelled" and settle_run(self._instance, run.run_id, worker):
+            # Monitoring would put another worker in its place.
+            self.client(_QUICK_S).cancel_group(group_of(run.run_id), "its run has ended with its run worker")
         now = self._instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:
             return CheckRunHealthResult(WorkerStatus.SUCCESS, run_worker_id=worker.id)

@@ -152,6 +152,6 @@ def _settle(instance: DagsterInstance, client: CraterClient, leaks: Leaks, prove
     for run_id in sorted(leaks.runs_alone & proven):
         last = next(iter(client.tasks(group=group_of(run_id), labels={ROLE: RUN_WORKER}, limit=1)), None)
         if settle_run(instance, run_id, last):
-            client.cancel_group(group_of(run_id), "its run has failed with its run worker")
-            told.append(f"Run {run_id} had no worker and was failed.")
+            client.cancel_group(group_of(run_id), "its run has ended with its run worker")
+            told.append(f"Run {run_id} had no worker; it was ended.")
     return told

@@ -73,7 +73,7 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
     from dagster import DagsterRunStatus
 
     from crater_dagster import _dagster
-    from crater_dagster.moving import is_being_moved
+    from crater_dagster.moving import run_is_being_moved
 
     if run.is_finished:
         return DONE
@@ -82,7 +82,7 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
         return INTERRUPTED
     if not resume and _attempt() > 1 and run.status is DagsterRunStatus.STARTED:
         resume = _dagster.is_driven_by(run, "crater")
-    _dagster.hold_back_interruptions(instance, lambda: is_being_moved(instance, run.run_id))
+    _dagster.hold_back_interruptions(instance, lambda: run_is_being_moved(instance, run.run_id))
     code = _dagster.execute_run(instance, run, resume)
     after = instance.get_run_by_id(run.run_id)
     if after is None or after.is_finished:

@@ -185,6 +185,11 @@ def sleeping():
     sleeps()
 
 
+@dg.job(executor_def=dg.in_process_executor, tags=crater_tags(run_on="compute", cpu=0.5, memory="600MiB"))
+def sleeping_in_one_process():
+    sleeps()
+
+
 @dg.job(executor_def=crater_executor)
 def speaking():
     speaks()
@@ -320,6 +325,7 @@ defs = dg.Definitions(
         impossible,
         slow,
         sleeping,
+        sleeping_in_one_process,
         interrupted,
         speaking,
         talking,

@@ -188,11 +188,33 @@ def test_a_run_worker_that_cannot_be_started_fails_its_run_with_the_reason(world
     assert world.run(run_id).tags["crater/failure_reason"] == "start_failed"
 
 
-def test_a_run_task_that_a_person_cancels_fails_its_run_and_ends_its_steps(world: World, tmp_path: Path):
+def test_a_run_worker_that_a_person_cancels_ends_its_run_as_canceled_with_the_name(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
     wait_until((tmp_path / "pid").exists, 60, "the step runs")
     world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
-    assert world.finish(run_id, 20) == "FAILURE", world.story(run_id)
+    assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
+    assert any("cancelled by local: no longer wanted" in (event.message or "") for event in world.events(run_id))
+    assert "crater/failure_reason" not in world.run(run_id).tags
+    world.no_task_lives(run_id)
+
+
+def test_a_run_in_one_process_that_a_person_cancels_is_canceled(world: World, tmp_path: Path):
+    mark = tmp_path / "pid"
+    run_id = world.launch("sleeping_in_one_process", {"ops": {"sleeps": {"config": {"mark": str(mark)}}}})
+    wait_until(mark.exists, 60, "the step runs")
+    world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
+    assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
+    assert any("cancelled by local: no longer wanted" in (event.message or "") for event in world.events(run_id))
+
+
+def test_a_cancelled_run_worker_that_could_write_no_end_is_neither_resumed_nor_failed(world: World, tmp_path: Path):
+    run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
+    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    os.kill(world.worker_pid(run_id, None), signal.SIGSTOP)
+    world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
+    wait_until(lambda: world.task_of(run_id, None).ended, 60, "it is killed after its grace")
+    assert world.launcher.check_run_worker_health(world.run(run_id)).status.value == "SUCCESS"
+    assert world.run(run_id).status.value == "CANCELED", world.story(run_id)
     world.no_task_lives(run_id)
 
 
