@@ -5,6 +5,7 @@ What only a worker process needs is imported inside functions: the web server an
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -87,6 +88,13 @@ def report_step_event(
 ) -> None:
     """One line in the run's event log that belongs to a step, or to the whole run."""
     instance.report_engine_event(message, run, EngineEventData(metadata=dict(metadata)), step_key=step_key)
+
+
+def report_warning(instance: DagsterInstance, run: DagsterRun, step_key: str | None, message: str) -> None:
+    """As `report_step_event`, at the level of a warning."""
+    kind = DagsterEventType.ENGINE_EVENT.value
+    event = DagsterEvent(kind, run.job_name, message=message, event_specific_data=EngineEventData({}), step_key=step_key)
+    instance.report_dagster_event(event, run_id=run.run_id, log_level=logging.WARNING)
 
 
 def code_location_layer(run: DagsterRun) -> tuple[str | None, Mapping[str, Any]]:

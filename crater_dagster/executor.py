@@ -40,6 +40,7 @@ from crater_dagster.options import from_tags, merge, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
+from crater_dagster.shipping import ship, tell_problems
 from crater_dagster.steps import POLL_S, Key, StepTask, StepTasks
 from crater_dagster.story import last_lines
 from crater_dagster.warm import preload_of
@@ -271,7 +272,12 @@ class CraterStepHandler(StepHandler):
     # What is told
 
     def _tell(self, key: Key, view: TaskView, before: TaskView | None) -> None:
+        moved = before is not None and before.allocation != view.allocation
+        if before is not None and before.allocation and moved and not before.ended:
+            ship(self._instance, self._run.run_id, key[0], before.id, before.allocation)
         if view.ended:
+            if view.allocation and (before is None or not before.ended):
+                ship(self._instance, self._run.run_id, key[0], view.id, view.allocation)
             if before is None or not before.ended:
                 self._later.append((key[0], how_it_ended(view), figures(view)))
             return
@@ -294,6 +300,7 @@ class CraterStepHandler(StepHandler):
         """What nobody waits for is written while the loop would sleep."""
         while self._later:
             self._say(*self._later.pop(0))
+        tell_problems(self._instance, self._run)
 
     def _why_it_failed(self, task: StepTask) -> str:
         if task.view is None:

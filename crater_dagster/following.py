@@ -14,6 +14,7 @@ from crater_core.errors import CraterError, NotFound
 from crater_core.wire.tasks import TaskView
 from crater_dagster._dagster import report_step_event
 from crater_dagster.reasons import FAILURE_TAG, failure_code, how_it_ended, sentence, why_it_waits
+from crater_dagster.shipping import ship
 
 LOOK_EVERY_S = 2.0
 RUNS_MAX = 1000
@@ -90,6 +91,9 @@ class FollowedRuns:
                 self._settle(followed.run.run_id, last)
 
     def _settle(self, run_id: str, last: TaskView) -> None:
+        if last.allocation and last.status != "succeeded":
+            # It may have been killed before it could have its own output copied.
+            ship(self._instance(), run_id, None, last.id, last.allocation)
         if settle_run(self._instance(), run_id, last):
             self._end_the_rest(run_id)
 

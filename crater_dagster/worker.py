@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 DONE, FAILED, NOT_BEGUN, INTERRUPTED = 0, 1, 2, 143
+COPIES_S = 60.0
+"""How long a run worker stays for copies of output that are not done, after its run has ended."""
 _early: list[int] = []
 
 
@@ -72,7 +74,7 @@ def _attempt() -> int:
 def _run(instance: Any, run: Any, resume: bool) -> int:
     from dagster import DagsterRunStatus
 
-    from crater_dagster import _dagster
+    from crater_dagster import _dagster, shipping
     from crater_dagster.moving import run_is_being_moved
 
     if run.is_finished:
@@ -83,7 +85,13 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
     if not resume and _attempt() > 1 and run.status is DagsterRunStatus.STARTED:
         resume = _dagster.is_driven_by(run, "crater")
     _dagster.hold_back_interruptions(instance, lambda: run_is_being_moved(instance, run.run_id))
-    code = _dagster.execute_run(instance, run, resume)
+    try:
+        code = _dagster.execute_run(instance, run, resume)
+    finally:
+        task, allocation = os.environ.get("CRATER_TASK_ID"), os.environ.get("CRATER_ALLOCATION_ID")
+        if task and allocation:
+            shipping.ship(instance, run.run_id, None, task, allocation)
+        shipping.tell_problems(instance, run, COPIES_S)
     after = instance.get_run_by_id(run.run_id)
     if after is None or after.is_finished:
         return code

@@ -169,7 +169,7 @@ def _profile(place: Path, url: str, home: str) -> dict[str, str]:
 def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProcess:
     overrides: dict[str, Any] = {
         "labels": {"side": side},
-        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres")},
+        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres", "shipping")},
         "control": {"slots": 4, "memory": "4GB"},
         "ports": {"first": FIRST_PORT + (0 if side == "left" else 100), "count": 100},
         "sample_interval": "5s",
