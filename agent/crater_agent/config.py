@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SecretStr, Tag, ValidationInfo, field_validator, model_validator
 
 from crater_core.configuration import Bytes, DurationMs, Expected, Strict, bad_value, load_yaml, show
 from crater_core.errors import BadConfiguration
@@ -111,8 +111,24 @@ Pool = Annotated[
 
 class GpuSharing(Strict):
     enabled: bool = False
-    memory_overcommit_ratio: float = Field(default=1.0, ge=1.0, le=10.0)
     compute_mode: Literal["mps", "time_slice", "exclusive"] = "time_slice"
+    memory_overcommit_ratio: float = Field(default=1.0, ge=1.0, le=10.0)
+
+    @field_validator("compute_mode")
+    @classmethod
+    def _is_switched_on(cls, value: str, info: ValidationInfo) -> str:
+        if value != "exclusive" and info.data.get("enabled") is False:
+            raise Expected("`enabled: true` beside it, or exclusive: a node that does not share its GPUs has no other mode")
+        return value
+
+    @field_validator("memory_overcommit_ratio")
+    @classmethod
+    def _has_an_effect(cls, value: float, info: ValidationInfo) -> float:
+        if value > 1 and info.data.get("enabled") is False:
+            raise Expected("`enabled: true` beside it, or 1: devices that are not shared give out no more memory than they have")
+        if value > 1 and info.data.get("compute_mode") == "exclusive":
+            raise Expected("1, or compute_mode time_slice or mps: an exclusive device gives out no more memory than it has")
+        return value
 
     @property
     def mode(self) -> SharingMode:

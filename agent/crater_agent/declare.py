@@ -108,12 +108,14 @@ def _devices(config: AgentConfig, found: Found, file: str, notes: list[str]) -> 
         notes.append(f"{len(every) - len(found.gpus.gpus)} GPU(s) of this node are simulated: declared in {file}, not real")
     if config.resource_pools is None:
         _modes_are_possible(config, every, file)
+        _shares_have_a_size(config, every, file)
         return every
     chosen: list[DeviceDeclaration] = []
     for number, pool in enumerate(config.resource_pools):
         if isinstance(pool, GpuPool):
             chosen += _of_pool(pool, every, f"resource_pools[{number}].devices", file, found.gpus.note, notes)
     _modes_are_possible(config, chosen, file)
+    _shares_have_a_size(config, chosen, file)
     return chosen
 
 
@@ -137,6 +139,17 @@ def _modes_are_possible(config: AgentConfig, devices: list[DeviceDeclaration], f
     if config.gpu_sharing.mode is SharingMode.MPS and real:
         right = "time_slice or exclusive: MPS daemons for real GPUs are not managed in this version"
         raise bad_value(file, "gpu_sharing.compute_mode", "mps", right)
+
+
+def _shares_have_a_size(config: AgentConfig, devices: list[DeviceDeclaration], file: str) -> None:
+    """A share of a device that does not say how much memory it has would have no limit."""
+    unknown = [
+        device for device in devices if not device.memory_mib and device.sharing in (SharingMode.MPS, SharingMode.TIME_SLICE)
+    ]
+    if unknown:
+        which = f"GPU {unknown[0].index} ({unknown[0].model})"
+        right = f"exclusive, or pools whose `devices` leave it out: {which} does not say how much memory it has"
+        raise bad_value(file, "gpu_sharing.compute_mode", config.gpu_sharing.compute_mode, right)
 
 
 def _real_devices(config: AgentConfig, gpus: Discovery) -> list[DeviceDeclaration]:

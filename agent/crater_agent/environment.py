@@ -123,7 +123,8 @@ def _gpus(lease: Lease, sees_all: bool) -> dict[str, str]:
     if lease.devices:
         env["CRATER_GPU_UUIDS"] = ",".join(device.uuid for device in lease.devices)
         # Of each device: the shares of one task are alike.
-        env["CRATER_GPU_MEMORY_MIB"] = str(min(device.memory_mib for device in lease.devices))
+        if memory_mib := min(device.memory_mib for device in lease.devices):
+            env["CRATER_GPU_MEMORY_MIB"] = str(memory_mib)
         env["CRATER_GPU_COMPUTE_MILLI"] = str(min(device.compute_milli for device in lease.devices))
     if any(device.simulated for device in lease.devices):
         env["CRATER_SIMULATED_GPU"] = "1"

@@ -188,12 +188,12 @@ class Nvml:
         minor = _number(lambda: _nvml.nvmlDeviceGetMinorNumber(handle))
         capability = _capability(handle)
         if not slices:
-            memory_mib = int(_nvml.nvmlDeviceGetMemoryInfo(handle).total) // 1024**2
+            memory_mib = _memory_mib(handle)
             bus_id = _text(_nvml.nvmlDeviceGetPciInfo(handle).busId)
             links = self._links(handle, handles)
             yield Gpu(uuid, index, name, memory_mib, bus_id, numa_node, links, minor=minor, compute_capability=capability)
         for slice_handle in slices:
-            memory_mib = int(_nvml.nvmlDeviceGetMemoryInfo(slice_handle).total) // 1024**2
+            memory_mib = _memory_mib(slice_handle)
             slice_uuid, slice_name = _text(_nvml.nvmlDeviceGetUUID(slice_handle)), _text(_nvml.nvmlDeviceGetName(slice_handle))
             places = _mig_places(minor, slice_handle)
             yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), True, uuid, minor, places, capability)
@@ -231,12 +231,23 @@ class Nvml:
         return Glance(uuid, use, used_mib, _holders(handle))
 
 
-def _used_mib(handle: Any) -> int:
+def _memory_mib(handle: Any) -> int:
+    """0 where it does not say, as a GPU that shares the memory of its host."""
+    try:
+        return int(_nvml.nvmlDeviceGetMemoryInfo(handle).total) // 1024**2
+    except _nvml.NVMLError_NotSupported:
+        return 0
+
+
+def _used_mib(handle: Any) -> int | None:
     """Without what the driver keeps for itself, where it can tell the two apart."""
     try:
         info = _nvml.nvmlDeviceGetMemoryInfo(handle, _nvml.nvmlMemory_v2)
     except (_nvml.NVMLLibraryMismatchError, _nvml.NVMLError_FunctionNotFound, _nvml.NVMLError_NotSupported):
-        info = _nvml.nvmlDeviceGetMemoryInfo(handle)
+        try:
+            info = _nvml.nvmlDeviceGetMemoryInfo(handle)
+        except _nvml.NVMLError_NotSupported:
+            return None
     return int(info.used) // 1024**2
 
 

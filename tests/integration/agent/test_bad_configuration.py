@@ -54,6 +54,27 @@ CPU = {"name": "c", "type": "cpu", "cores": 1}
             {"gpu_sharing": {"memory_overcommit_ratio": 0.5}},
             "gpu_sharing.memory_overcommit_ratio: found 0.5; expected at least 1",
         ),
+        (
+            {"gpu_sharing": {"compute_mode": "mps"}},
+            "gpu_sharing.compute_mode: found 'mps'; expected `enabled: true` beside it, or exclusive",
+        ),
+        (
+            {"gpu_sharing": {"enabled": False, "compute_mode": "time_slice"}},
+            "gpu_sharing.compute_mode: found 'time_slice'; expected `enabled: true` beside it, or exclusive",
+        ),
+        (
+            {"gpu_sharing": {"enabled": False, "memory_overcommit_ratio": 1.2}},
+            "gpu_sharing.memory_overcommit_ratio: found 1.2; expected `enabled: true` beside it, or 1",
+        ),
+        (
+            {"gpu_sharing": {"enabled": True, "compute_mode": "exclusive", "memory_overcommit_ratio": 1.2}},
+            "gpu_sharing.memory_overcommit_ratio: found 1.2; expected 1, or compute_mode time_slice or mps",
+        ),
+        (
+            {"gpu_sharing": {"enabled": True, "memory_overcommit": 1.2}},
+            "gpu_sharing.memory_overcommit: found an unknown key; expected `memory_overcommit_ratio`",
+        ),
+        ({"gpu_sharing": "mps"}, "gpu_sharing: found 'mps'; expected"),
         ({"sample_interval": "2s"}, "sample_interval: found '2s'; expected from 5s to 5m"),
         ({"sample_interval": "15 parsecs"}, "sample_interval: found '15 parsecs'; expected a duration such as"),
         ({"listen": "9090"}, "listen: found '9090'; expected HOST:PORT"),

@@ -118,6 +118,14 @@ def test_what_a_card_does_not_support_is_left_open(library: Path, tmp_path: Path
     assert (reading["glance"]["holders"], reading["glance"]["memory_used_mib"]) == (None, 100)
 
 
+def test_a_card_that_does_not_say_how_much_memory_it_has_is_no_lost_one(library: Path, tmp_path: Path):
+    fails = [f"fail GPU-a nvmlDeviceGetMemoryInfo{version} 3" for version in ("", "_v2")]
+    found, (reading,) = _discover(library, tmp_path, nvml.gpu("GPU-a", name="NVIDIA GB10", use=12), *fails)
+    assert [(gpu["uuid"], gpu["memory_mib"]) for gpu in found["gpus"]] == [("GPU-a", 0)]
+    glance = reading["glance"]
+    assert (found["note"], glance["error"], glance["memory_used_mib"], glance["use_percent"]) == ("", "", None, 12)
+
+
 def test_a_card_that_is_lost_stays_so_until_the_library_is_opened_anew(library: Path, tmp_path: Path):
     script = """
 import json, pathlib, sys

@@ -58,8 +58,12 @@ def test_devices_are_filtered_by_index_into_their_pools():
 
 def test_sharing_is_exclusive_unless_it_is_enabled():
     ratio = "compute_mode: time_slice, memory_overcommit_ratio: 1.2"
-    off = _declare(f"gpu_sharing: {{enabled: false, {ratio}}}", Found(FOUND.machine, FOUND.disk, TWO_CARDS))
+    off, plain = (
+        _declare(f"gpu_sharing: {{{keys}}}", Found(FOUND.machine, FOUND.disk, TWO_CARDS))
+        for keys in ("enabled: false", "enabled: true, compute_mode: exclusive")
+    )
     on = _declare(f"gpu_sharing: {{enabled: true, {ratio}}}", Found(FOUND.machine, FOUND.disk, TWO_CARDS))
+    assert off.devices == plain.devices
     assert {(d.sharing, d.overcommit_milli) for d in off.devices} == {(SharingMode.EXCLUSIVE, 1000)}
     assert {(d.sharing, d.overcommit_milli) for d in on.devices} == {(SharingMode.TIME_SLICE, 1200)}
 
@@ -87,6 +91,20 @@ def test_an_empty_gpu_pool_tells_its_cause():
     node = _declare("resource_pools: [{name: g, type: gpu}]", found)
     assert node.devices == ()
     assert any("pool g is empty: no permission" in note for note in node.notes)
+
+
+def test_a_device_of_unknown_memory_is_given_out_whole_and_never_shared():
+    cards = Discovery((Gpu("GPU-a", 0, "NVIDIA A100", 81_920), Gpu("GPU-g", 1, "NVIDIA GB10", 0)))
+    found = Found(FOUND.machine, FOUND.disk, cards)
+    assert [device.memory_mib for device in _declare("gpu_sharing: {enabled: false}", found).devices] == [81_920, 0]
+    sharing = "gpu_sharing: {enabled: true, compute_mode: time_slice}"
+    with pytest.raises(BadConfiguration) as refused:
+        _declare(sharing, found)
+    assert (refused.value.fields["field"], refused.value.fields["found"]) == ("gpu_sharing.compute_mode", "'time_slice'")
+    why = "exclusive, or pools whose `devices` leave it out: GPU 1 (NVIDIA GB10) does not say how much memory it has"
+    assert refused.value.fields["expected"] == why
+    others = _declare(f"{sharing}\nresource_pools: [{{name: g, type: gpu, devices: [0]}}]", found)
+    assert [device.uuid for device in others.devices] == ["GPU-a"]
 
 
 def test_mig_slices_are_devices_that_are_not_shared_further():
