@@ -11,7 +11,7 @@ SEEDS ?= 100
 FIRST ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down test sim check format bench lock clean
+.PHONY: help install demo up down test gpu sim check format bench lock clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is
@@ -32,6 +32,9 @@ down: $(VENV)/.installed-examples  ## stop what `make up` started in another ter
 test: $(VENV)/.installed-dev  ## all tests but those that need a real GPU (TESTS=tests/unit runs a part)
 	@tests/system_packages.sh
 	@$(BIN)/python -m pytest $(TESTS) -n $(PYTEST_WORKERS) --dist loadfile -m 'not hardware' --durations 5
+
+gpu: $(VENV)/.installed-dev  ## the tests of GPUs on a real card of this machine; skipped, with the reason, where there is none
+	@$(BIN)/python -m pytest tests/hardware -n 0 -m hardware -rs
 
 sim: $(VENV)/.installed-dev  ## the whole cluster simulated under faults: SEEDS=1000 of them, or one with its story: SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST))

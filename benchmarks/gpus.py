@@ -1,4 +1,4 @@
-"""What watching GPUs costs an agent, and how soon a task that takes too much of a GPU's memory is stopped.
+"""What watching GPUs costs an agent, how soon a task with a share of one starts, and how soon one that takes too much is stopped.
 
 The GPUs are those of the NVML stand-in of the tests, eight of them, each with two tasks: the agent, pynvml and the processes are
 real. The stand-in reads its file at every call, so a real driver may take more or less time than it.
@@ -16,13 +16,15 @@ from typing import Any
 
 from benchmarks import cost
 from benchmarks.cluster import NODE, Cluster, a_cluster
-from benchmarks.figures import Figure, at_most, median
+from benchmarks.figures import Figure, at_most, median, plain
+from benchmarks.tasks import DATE
 from crater_core.client import CraterClient
 
 CARDS = 8
 TASKS = 2
 SHARE_MIB = 10 * 1024
 ROUNDS = 5
+LATENCY_ROUNDS = 100
 AGENT_KEYS = {
     "sample_interval": "5s",
     "simulated_gpus": None,
@@ -56,6 +58,10 @@ def rows(home: Path) -> Iterator[Figure]:
         percent, memory_mb = cost.of_agent(cluster)
         yield at_most("agent.gpus_8.cpu_percent", percent, "% of a core", 5.0)
         yield at_most("agent.gpus_8.rss_mb", memory_mb, "MB", 100.0)
+        pairs = [(_start_ms(client, {"gpu": 0.1}), _start_ms(client, {})) for _ in range(LATENCY_ROUNDS + 10)][10:]
+        with_gpu, without = (median(found) for found in zip(*pairs, strict=True))
+        yield at_most("latency.gpu_task.ms", with_gpu, "ms", 5.0)
+        yield plain("latency.gpu_task_added.ms", with_gpu - without, "ms")
         for id, mib, limit in (("over_share", SHARE_MIB * 11 // 10, 5_000), ("far_over_share", SHARE_MIB * 2, 2_000)):
             found = [_time_to_stop(cluster, client, cards, running, mib) for _ in range(ROUNDS)]
             yield at_most(f"gpu_memory.{id}_to_stop_ms", median(found), "ms", limit)
@@ -68,6 +74,18 @@ def _submit(client: CraterClient) -> str:
         "resources": {"cpu": 0.05, "memory": "32MiB", "gpu_memory": f"{SHARE_MIB}MiB"},
     }
     return client.submit(body).id
+
+
+def _start_ms(client: CraterClient, gpu: dict[str, float]) -> float:
+    """From the submit to the start of its program, which prints when that was. The device was used a moment ago."""
+    submitted = time.time_ns()
+    body = {"name": "gpu", "command": DATE, "resources": {"cpu": 0.1, "memory": "32MiB", **gpu}}
+    task = client.submit(body)
+    ended = client.wait(task.id, 30)
+    assert ended.status == "succeeded", ended
+    started = int(client.logs(task.id).data)
+    time.sleep(0.01)
+    return (started - submitted) / 1e6
 
 
 def _pid_of(cluster: Cluster, client: CraterClient, task: str) -> int:

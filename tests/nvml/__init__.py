@@ -18,6 +18,14 @@ def build(directory: Path) -> Path:
     return library
 
 
+def build_cuda(directory: Path) -> Path:
+    """libcuda.so.1 in `directory`: what programs allocate by it, the NVML stand-in shows."""
+    library = directory / "libcuda.so.1"
+    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(SOURCE.with_name("cuda.c"))]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
 def environ(library: Path, file: Path) -> dict[str, str]:
     path = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     return {"LD_LIBRARY_PATH": path, "CRATER_NVML_FILE": str(file)}

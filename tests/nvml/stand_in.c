@@ -5,7 +5,9 @@
    struct of a version that is not known here is refused as the driver refuses it. Calls may come from several threads. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +98,8 @@ static void set(const char *uuid, const char *key, long long value, const char *
     refuse(line);
 }
 
+static void load_living(void);
+
 static void load(void) {
     const char *path = getenv("CRATER_NVML_FILE");
     FILE *file = path ? fopen(path, "r") : NULL;
@@ -141,6 +145,33 @@ static void load(void) {
         if (gpus_n == MAX || links_n == MAX || failures_n == MAX || processes_n == MANY || xids_n == MANY) refuse("too many lines");
     }
     fclose(file);
+    load_living();
+}
+
+/* What cuda.c beside this file has allocated, of processes that live: it is used memory of the card, too. */
+static void load_living(void) {
+    char directory[512], path[800], line[512];
+    snprintf(directory, sizeof directory, "%s.processes", getenv("CRATER_NVML_FILE"));
+    DIR *all = opendir(directory);
+    for (struct dirent *one; all && (one = readdir(all));) {
+        int pid = atoi(one->d_name);
+        if (pid <= 0 || kill(pid, 0)) continue;
+        snprintf(path, sizeof path, "%s/%s", directory, one->d_name);
+        FILE *file = fopen(path, "r");
+        process p;
+        while (file && fgets(line, sizeof line, file)) {
+            if (sscanf(line, "process %95s %u %llu %u %15s", p.uuid, &p.pid, &p.memory_mib, &p.use, p.kind) != 5) refuse(line);
+            processes[processes_n++] = p;
+            if (processes_n == MANY) refuse("too many processes");
+            for (int i = 0; i < gpus_n; i++)
+                if (!strcmp(gpus[i].uuid, p.uuid)) {
+                    gpus[i].used_mib += p.memory_mib;
+                    gpus[i].use = gpus[i].use + p.use > 100 ? 100 : gpus[i].use + p.use;
+                }
+        }
+        if (file) fclose(file);
+    }
+    if (all) closedir(all);
 }
 
 static handle *handle_of(const char *uuid) {
