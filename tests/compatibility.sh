@@ -1,7 +1,7 @@
 #!/bin/sh
 # The plug-in's tests with another Python or another release of Dagster than the pinned ones, in an environment of their own:
 #   tests/compatibility.sh python3.13          the newest Dagster whose libraries are out
-#   tests/compatibility.sh python3.11 1.13.20  that one
+#   tests/compatibility.sh python3.11 1.13.21  that one
 # What is tested: everything in tests/unit and tests/dagster that needs neither PyTorch nor a browser.
 set -eu
 python=$1
