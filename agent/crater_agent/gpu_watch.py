@@ -16,6 +16,7 @@ from pathlib import Path
 from crater_agent.config import GpuHealth
 from crater_agent.gpu_faults import UNWELCOME, Fault, Whose, of_reading, of_xid, throttling, whose, xid_text
 from crater_agent.gpu_idle import idle_since
+from crater_agent.gpu_kept import KeptFaults
 from crater_agent.gpu_quarantine import AT_ONCE, Quarantine, looked_at, struck
 from crater_agent.gpu_reader import CardReader, News
 from crater_agent.gpu_reading import Glance, Reading, XidEvent
@@ -78,6 +79,7 @@ class GpuWatch:
         runtimes: Runtimes,
         records: Records,
         clock: Clock,
+        kept: KeptFaults,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[Workload, Reason], None] = lambda workload, reason: None
@@ -100,6 +102,10 @@ class GpuWatch:
             reader = CardReader(door, tuple(of_card), interval_ms / 1000, self._tell)
             self._readers.append(reader)
             self.devices |= {gpu.uuid: Device(gpu, reader, unsettled_ms=self._began_ms) for gpu in of_card}
+        self._kept = kept
+        for uuid, quarantine in kept.load().items():
+            if uuid in self.devices:
+                self.devices[uuid].quarantine = quarantine
 
     # ---- life
 
@@ -170,6 +176,7 @@ class GpuWatch:
         device.reader.hurry()
 
     def _tell_health(self) -> None:
+        self._kept.save({uuid: device.quarantine for uuid, device in self.devices.items()})
         unwell = {uuid: device.quarantine.why for uuid, device in self.devices.items()}
         if all(device.reported == unwell[uuid] for uuid, device in self.devices.items()):
             return

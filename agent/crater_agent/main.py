@@ -21,6 +21,7 @@ from crater_agent.config import AgentConfig
 from crater_agent.cores import Cores, read_numa
 from crater_agent.docker_runtime import DockerRuntime
 from crater_agent.environment import Host
+from crater_agent.gpu_kept import KeptFaults
 from crater_agent.gpu_watch import GpuWatch
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
@@ -233,7 +234,8 @@ async def _serve(
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
     watcher = Watcher(processes, runtimes, settings.logs.max_bytes)
-    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, records, clock)
+    kept = KeptFaults(settings.directory, place.boot_id)
+    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, records, clock, kept)
     idle_ms = settings.gpu_idle_warning or None
     agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms)
     agents.append(agent)
@@ -294,6 +296,7 @@ def _gpu_watch(
     runtimes: Runtimes,
     records: Records,
     clock: SystemClock,
+    kept: KeptFaults,
 ) -> GpuWatch | None:
     """Of the devices that this node gives out; None where it has no real one."""
     given = {device.uuid for device in declaration.devices if not device.simulated}
@@ -301,7 +304,7 @@ def _gpu_watch(
     if not gpus:
         return None
     node, health, interval_ms = settings.node_name, settings.gpu_health, settings.sample_interval
-    return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock)
+    return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock, kept)
 
 
 def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spawner, agents: list[Agent]) -> DockerRuntime | None:

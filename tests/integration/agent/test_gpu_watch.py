@@ -13,6 +13,7 @@ import nvml
 import pytest
 from agent_harness import AgentProcess, SchedulerStandIn, poll_until, start_agent
 from harness import start_scheduler
+from playwright.sync_api import sync_playwright
 
 from crater_core.wire.agents import DeviceDeclaration
 from crater_core.wire.resources import GrantView
@@ -261,6 +262,23 @@ def test_the_fault_of_a_card_takes_it_out_and_ends_its_task_as_lost(cards: Cards
     assert not [report for report in scheduler.reports_of("b") if report.status.ended]
 
 
+def test_a_card_whose_fault_no_reading_shows_stays_out_over_a_restart(cards: Cards, begin, scheduler: SchedulerStandIn):
+    agent = begin(gpu_health={"well_for": "1h"})
+    assert _device(scheduler, "GPU-a").healthy
+    cards.xid("GPU-a", 79)
+    why = _until(lambda: _device(scheduler, "GPU-a").unwell, "the quarantine")
+    assert why == "the driver reported Xid 79 (GPU has fallen off the bus)"
+    agent.kill()
+    cards.put()
+    told = len(scheduler.declarations)
+    agent.restart()
+    _until(lambda: len(scheduler.declarations) > told and not _device(scheduler, "GPU-a").healthy, "the quarantine again")
+    assert _device(scheduler, "GPU-a").unwell == why
+    assert _device(scheduler, "GPU-b").healthy
+    scheduler.give("a", SLEEP, devices=[_whole("GPU-a")])
+    assert why in str(scheduler.final("a").reason.facts["why"])
+
+
 def test_the_fault_of_a_program_is_told_and_costs_no_card(cards: Cards, begin, scheduler: SchedulerStandIn):
     begin()
     scheduler.give("a", ["sh", "-c", "trap 'exit 7' TERM; echo $$; while :; do sleep 0.05; done"], devices=[_whole("GPU-a")])
@@ -407,6 +425,16 @@ def test_any_use_begins_the_window_anew(cards: Cards, begin, scheduler: Schedule
 # ---- with a real scheduler
 
 
+def _console(url: str, part: str) -> str:
+    """What the console shows in a browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto(url)
+        page.wait_for_selector("#content", state="visible")
+        return page.inner_text(part)
+
+
 def test_a_scheduler_places_nothing_on_a_device_in_quarantine_and_says_why(place: Path, cards: Cards):
     """On the device that is left over, first; then the task waits until the other comes back."""
     scheduler = start_scheduler(place, heartbeat_interval="1s", heartbeat_timeout="10s")
@@ -431,6 +459,7 @@ def test_a_scheduler_places_nothing_on_a_device_in_quarantine_and_says_why(place
         cards.put(*nvml.values("GPU-a", remap_pending=1))
         _until(lambda: not devices()["GPU-a"]["healthy"], "the quarantine")
         assert devices()["GPU-a"]["unwell"].startswith("rows of its memory wait to be remapped")
+        assert "in quarantine: rows of its memory wait to be remapped" in _console(scheduler.url, "#nodes")
         first, second = submit(), submit()
         poll_until(lambda: status(first) == "running", what="the first task")
         assert client.get(f"/v1/tasks/{first}").json()["devices"][0]["uuid"] == "GPU-b"

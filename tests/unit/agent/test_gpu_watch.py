@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from crater_agent.config import GpuHealth
+from crater_agent.gpu_kept import KeptFaults
 from crater_agent.gpu_watch import GpuWatch
 from crater_agent.reconcile import Exit, Phase, outcome
 from crater_agent.records import Granted, Record
@@ -20,7 +22,7 @@ def _workload(name: str, **record: Any) -> Workload:
     return Workload(Record(name, f"task-{name}", 1, runtime="docker", **record), Phase.RUNNING)
 
 
-def test_a_container_that_lost_its_devices_is_told_of_and_its_failure_is_not_its_own() -> None:
+def test_a_container_that_lost_its_devices_is_told_of_and_its_failure_is_not_its_own(tmp_path: Path) -> None:
     async def story() -> None:
         lost, well, without = (
             _workload("lost", gpus=(Granted("GPU-a", 3),)),
@@ -37,7 +39,9 @@ def test_a_container_that_lost_its_devices_is_told_of_and_its_failure_is_not_its
         runtimes: Any = SimpleNamespace(of=lambda _: SimpleNamespace(lost_devices=lost_devices))
         nothing: Any = None
         workloads = {w.allocation: w for w in (lost, well, without)}
-        watch = GpuWatch(nothing, (), 5_000, GpuHealth(), "n1", workloads, runtimes, nothing, SystemClock())
+        watch = GpuWatch(
+            nothing, (), 5_000, GpuHealth(), "n1", workloads, runtimes, nothing, SystemClock(), KeptFaults(tmp_path, "boot")
+        )
         watch.on_trouble = lambda workload, reason: told.put_nowait((workload, reason))
         attending = asyncio.create_task(watch.attend())
         try:
