@@ -61,14 +61,15 @@ def open_cgroups(name: str, proc: Path = Path("/proc/self"), cores: bool = False
 
 
 def group_of(pid: int, mark: str) -> Group | None:
-    """The group that somebody else has made for a process, to read its counters; None unless `mark` is in its name."""
+    """The group that somebody else has made for a process, to read counters and set cores; None unless `mark` is in its name."""
     try:
         own = read_own(Path(f"/proc/{pid}/cgroup").read_text())
     except OSError:
         return None
     mounts = read_mounts(Path("/proc/self/mountinfo").read_text())
     if mark in own.get("memory", ""):
-        by_controller = {name: next((m for m in mounts if name in m.controllers), None) for name in ("memory", "cpuacct", "pids")}
+        wanted = ("memory", "cpuacct", "pids", "cpuset")
+        by_controller = {name: next((m for m in mounts if name in m.controllers), None) for name in wanted}
         return GroupV1({name: _inside(mount, own.get(name, "/")) for name, mount in by_controller.items() if mount is not None})
     if mark in own.get("", ""):
         return next((GroupV2(_inside(mount, own[""])) for mount in mounts if mount.version == 2), None)

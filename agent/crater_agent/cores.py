@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+
+from crater_core.wire.agents import Lease
+
+log = logging.getLogger("crater.agent.cores")
 
 
 class Cores:
-    """Hands whole cores out. A core has at most one owner; what has none is shared."""
+    """Hands whole cores out, to tasks of every runtime of this node. A core has at most one owner; what has none is shared."""
 
     def __init__(self, online: Sequence[int], numa: Mapping[int, Sequence[int]] | None = None) -> None:
         self._online = sorted(online)
         self._numa = {core: node for node, cores in (numa or {}).items() for core in cores}
         self._owned: dict[str, tuple[int, ...]] = {}
+        self.sharers: list[Callable[[], Awaitable[None]]] = []
+        """One of each runtime: keeps its tasks that have no cores of their own on what is shared now."""
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -27,6 +34,20 @@ class Cores:
         if chosen:
             self._owned[owner] = chosen
         return chosen
+
+    def take_for(self, lease: Lease, owner: str, near: int | None = None) -> tuple[int, ...]:
+        """Cores of its own for a task that asks for whole ones; empty: it shares."""
+        if not owner or lease.control or not lease.cpu_milli or lease.cpu_milli % 1000:
+            return ()
+        cores = self.take(owner, lease.cpu_milli // 1000, near)
+        if not cores:
+            log.warning("%s asks for whole cores, but not so many are free of other tasks: it shares them", lease.allocation)
+        return cores
+
+    async def share_the_rest(self) -> None:
+        """Keep what has no cores of its own off those that have an owner. Call after every change, before the owner runs."""
+        for share in self.sharers:
+            await share()
 
     def keep(self, owner: str, cores: Sequence[int]) -> None:
         """It had them before this agent began."""

@@ -7,25 +7,20 @@ import functools
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from crater_agent.docker_spec import EngineFacts, Image, registry_of, with_tag
+from crater_agent.cgroup_common import core_list
+from crater_agent.docker_errors import away, pull_failed, refusal
+from crater_agent.docker_spec import EngineFacts, Image, with_tag
 from crater_core.errors import RuntimeFailed
 
 log = logging.getLogger("crater.agent.docker")
 CALL_TIMEOUT_S = 30
 SILENT_PULL_S = 120
 """A registry that sends nothing for so long counts as gone."""
-MESSAGE_MAX = 500
 MISSING, CONFLICT = 404, 409
-
-
-class EngineAway(RuntimeFailed):
-    """The engine cannot be reached, or may not be used. Says nothing about what runs in it."""
-
-    code = "engine_away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class Engine:
                 if not go_on():
                     return
                 if "error" in line:
-                    raise _pull_failed(name, str(line["error"]))
+                    raise pull_failed(name, str(line["error"]))
                 detail, layer = _part(line, "progressDetail"), str(line.get("id", ""))
                 if line.get("status") == "Downloading" and detail.get("total"):
                     layers[layer] = (int(detail.get("current", 0)), int(detail["total"]))
@@ -126,6 +121,10 @@ class Engine:
     def signal(self, name: str, number: int) -> None:
         """Nothing happens to one that has ended or is gone."""
         self._look("signal the container", lambda api: api.kill(name, number), statuses=(MISSING, CONFLICT))
+
+    def keep_on(self, name: str, cores: Sequence[int]) -> None:
+        """From now on it runs on these cores only. Nothing happens to one that is gone."""
+        self._look("keep the container on its cores", lambda api: api.update_container(name, cpuset_cpus=core_list(cores)))
 
     def inspect(self, name: str) -> Container | None:
         found = self._look("look at the container", lambda api: api.inspect_container(name))
@@ -208,9 +207,9 @@ class Engine:
         try:
             return call()
         except errors.APIError as error:
-            raise _refusal(what, error) from None
+            raise refusal(what, error) from None
         except (errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-            raise EngineAway(f"could not {what}: {_why(error, self.socket)}", again=1) from None
+            raise away(what, error, self.socket) from None
 
 
 def facts_of(info: Any) -> EngineFacts:
@@ -253,48 +252,3 @@ def _part(raw: Any, name: str) -> dict[str, Any]:
 def _pull(client: Any, name: str, auth: Mapping[str, str]) -> Any:
     # An empty one keeps the SDK from looking for credentials in this user's home.
     return client.pull(with_tag(name), stream=True, decode=True, auth_config=dict(auth))
-
-
-def _pull_failed(name: str, why: str) -> RuntimeFailed:
-    """A registry that cannot be reached may be reached from another node; an image that is not there is nowhere."""
-    lower = why.lower()
-    final = ("not found", "manifest unknown", "denied", "unauthorized", "does not exist", "no basic auth", "invalid reference")
-    again = int(not any(sign in lower for sign in final))
-    return RuntimeFailed(f"image {name} could not be fetched from {registry_of(name)}: {why[:MESSAGE_MAX]}", again=again)
-
-
-def _refusal(what: str, error: Any) -> RuntimeFailed:
-    status = int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
-    why = str(error.explanation or error)
-    if what.startswith("fetch image "):
-        return _pull_failed(what.removeprefix("fetch image "), why)
-    message = f"could not {what}: {_short(why)}"
-    # What the engine calls a bad request would be one on every node.
-    user_fault = status in (400, 404) or _is_the_tasks_own(why)
-    return RuntimeFailed(message, again=int(not user_fault), status=status)
-
-
-_TASKS_OWN = ("executable file not found", "no such file or directory: unknown", "permission denied: unknown", "is a directory")
-
-
-def _is_the_tasks_own(why: str) -> bool:
-    return "exec" in why and any(sign in why for sign in _TASKS_OWN)
-
-
-def _short(why: str) -> str:
-    """The last cause of the chain that an OCI runtime tells."""
-    if "could not select device driver" in why:
-        return f"{why[:MESSAGE_MAX]} (the NVIDIA Container Toolkit is not set up for this engine)"
-    head, found, cause = why.partition("container process: ")
-    return (cause if found else head)[:MESSAGE_MAX]
-
-
-def _why(error: Exception, socket: str) -> str:
-    text = str(error)
-    if "Permission denied" in text:
-        return f"this agent may not use {socket}: run it as root, or in the group that owns the socket"
-    if "No such file" in text or "Connection refused" in text:
-        return f"no engine listens at {socket}"
-    if "timed out" in text.lower():
-        return f"the engine at {socket} does not answer"
-    return text[:MESSAGE_MAX] or type(error).__name__

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from crater_agent.cgroup_common import core_list
 from crater_agent.environment import Host, arguments, environment
 from crater_agent.runtime import Identity
 from crater_core.errors import RuntimeFailed
@@ -61,14 +62,16 @@ def creation(
     labels: Mapping[str, str],
     network: str = "host",
     identity: Identity | None = None,
+    cores: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Raises RuntimeFailed for an image that has nothing to run."""
+    """`cores`: it runs on these only; empty: on any. Raises RuntimeFailed for an image that has nothing to run."""
     if not lease.command and not image.has_command:
         raise RuntimeFailed(f"the task has no command, and image {lease.image} has none of its own")
     command = arguments(lease)
     ports = [f"{port}/tcp" for port in lease.ports] if network not in ("host", "none") else []
     host: dict[str, Any] = {
         **_limits(lease, facts),
+        **({"CpusetCpus": core_list(cores)} if cores else {}),
         "Init": True,
         "NetworkMode": network,
         # Inside and outside it is the same number, so that CRATER_PORT is true in both.
@@ -93,6 +96,19 @@ def creation(
         "Tty": False,
         **({"User": f"{identity.uid}:{identity.gid}"} if identity else {}),
         "HostConfig": host,
+    }
+
+
+def labels_of(lease: Lease, mark: str, node: str, cluster: str) -> dict[str, str]:
+    """By these an agent knows its own containers again, and everybody sees whose they are."""
+    return {
+        "crater.agent": mark,
+        "crater.node": node,
+        "crater.cluster": cluster,
+        "crater.allocation": lease.allocation,
+        "crater.task": lease.task,
+        "crater.token": str(lease.token),
+        "crater.project": lease.project,
     }
 
 

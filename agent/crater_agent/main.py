@@ -227,9 +227,10 @@ async def _serve(
     records = Records(data_dir)
     agents: list[Agent] = []
     spawner = Spawner(data_dir, lambda name, end: agents[0].on_exit(name, end), lambda: agents[0].on_spawner_lost())
-    processes = ProcessRuntime(place, records, spawner, cgroups, _cores(settings, cgroups))
-    docker = _docker(settings, place, records, spawner, agents)
-    runtimes = Runtimes(processes, *([docker] if docker else []))
+    cores = _cores(settings, cgroups)
+    processes = ProcessRuntime(place, records, spawner, cgroups, cores)
+    docker = _docker(settings, place, records, spawner, cores, agents)
+    runtimes = Runtimes(processes, *([docker] if docker else []), cores=cores)
     link = Link(settings.scheduler_endpoint, token, node)
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
@@ -307,7 +308,9 @@ def _gpu_watch(
     return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock, kept)
 
 
-def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spawner, agents: list[Agent]) -> DockerRuntime | None:
+def _docker(
+    settings: AgentConfig, place: Place, records: Records, spawner: Spawner, cores: Cores | None, agents: list[Agent]
+) -> DockerRuntime | None:
     """`agents` holds the agent once anything can happen."""
     if settings.docker.enabled is False:
         return None
@@ -325,6 +328,7 @@ def _docker(settings: AgentConfig, place: Place, records: Records, spawner: Spaw
         lambda allocation, raw: agents[0].on_exit(allocation, raw),
         lambda workload, reason: agents[0].on_progress(workload, reason),
         offer,
+        cores,
     )
 
 

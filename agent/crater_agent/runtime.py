@@ -76,6 +76,11 @@ class Place:
     """The scheduler's address, by which containers say whose they are."""
 
 
+def near_gpus(lease: Lease, place: Place) -> int | None:
+    """The memory node of the first of its GPUs that has one."""
+    return next((place.gpu_numa[grant.uuid] for grant in lease.devices if grant.uuid in place.gpu_numa), None)
+
+
 class ProcessRuntime:
     name = "process"
 
@@ -87,6 +92,8 @@ class ProcessRuntime:
         self.spawner = spawner
         self.cgroups = cgroups
         self._cores = cores
+        if cores is not None:
+            cores.sharers.append(self._share_the_rest)
         self.scratch = Scratch(place.scratch_root, place.no_disk_limit, place.keep_failed_ms, place.disk_quota)
         self._trees = proctree.Trees()
         self._parked: deque[str] = deque()
@@ -98,21 +105,13 @@ class ProcessRuntime:
         record = record_of(lease, scratch, self._group_name(lease), self.place.boot_id, now_ms)
         if self.scratch.is_held(lease.disk_bytes):
             record = replace(record, disk_held=True)
-        return replace(record, cores=self._own_cores(lease, record.group)) if self._cores is not None else record
+        return (
+            record
+            if self._cores is None
+            else replace(record, cores=self._cores.take_for(lease, record.group, near_gpus(lease, self.place)))
+        )
 
-    def _own_cores(self, lease: Lease, group: str) -> tuple[int, ...]:
-        """For a task that asks for whole cores, where this node gives them."""
-        assert self._cores is not None
-        if not group or lease.control or not lease.cpu_milli or lease.cpu_milli % 1000:
-            return ()
-        near = next((self.place.gpu_numa[grant.uuid] for grant in lease.devices if grant.uuid in self.place.gpu_numa), None)
-        cores = self._cores.take(group, lease.cpu_milli // 1000, near)
-        if not cores:
-            log.warning("%s asks for whole cores, but not so many are free of other tasks: it shares them", lease.allocation)
-        return cores
-
-    def _share_the_rest(self) -> None:
-        """Keep what has no cores of its own off those that have an owner."""
+    async def _share_the_rest(self) -> None:
         if self._cores is not None and self.cgroups is not None:
             for name in self.cgroups.names():
                 if not self._cores.owns(name):
@@ -157,6 +156,8 @@ class ProcessRuntime:
             program = find_program(lease.command[0], env["PATH"], working_dir, binds)
             self.records.begin(record)
             procs_files = self._make_group(lease, record)
+            if record.cores and self._cores is not None:
+                await self._cores.share_the_rest()
         except OSError as error:
             raise RuntimeFailed(f"could not prepare its place: {error.strerror}: {error.filename}", again=1) from None
         order: dict[str, Any] = {
@@ -227,10 +228,7 @@ class ProcessRuntime:
         devices = tuple(dict.fromkeys((*self.place.device_files, *granted)))
         cores = record.cores or self._shared_cores()
         limits = Limits(lease.cpu_milli, not lease.control, lease.memory_bytes, devices=devices, cores=cores)
-        group = self.cgroups.create(record.group, limits)
-        if record.cores:
-            self._share_the_rest()
-        return list(group.procs_files)
+        return list(self.cgroups.create(record.group, limits).procs_files)
 
     def _shared_cores(self) -> tuple[int, ...]:
         return self._cores.shared if self._cores is not None else ()
@@ -303,7 +301,7 @@ class ProcessRuntime:
                 if gone := group.remove():
                     break
             if self._cores is not None and self._cores.give_back(record.group):
-                self._share_the_rest()
+                await self._cores.share_the_rest()
         if record.scratch:
             await asyncio.to_thread(self.scratch.remove, Path(record.scratch))
         return gone

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from crater_agent.cgroup import Counters
+from crater_agent.cores import Cores
 from crater_agent.reconcile import Exit, LeaseState, Phase
 from crater_agent.records import Kept, Record
 from crater_agent.workload import Workload
@@ -64,7 +65,8 @@ class Runtime(Protocol):
 class Runtimes:
     """The runtimes of this node by name; a task goes to the one that its image asks for, a record to the one it came from."""
 
-    def __init__(self, *runtimes: Runtime) -> None:
+    def __init__(self, *runtimes: Runtime, cores: Cores | None = None) -> None:
+        self._cores = cores
         self._by_name = {runtime.name: runtime for runtime in runtimes}
 
     def for_lease(self, lease: Lease) -> Runtime:
@@ -85,6 +87,9 @@ class Runtimes:
                 if one.final is not None:
                     workload.conclude(one.final)
                 found.append(workload)
+        if self._cores is not None:
+            # An owner may have ended meanwhile, of either runtime.
+            await self._cores.share_the_rest()
         return found
 
     async def remove_strays(self, records: Sequence[Record]) -> list[str]:

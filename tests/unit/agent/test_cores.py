@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from crater_agent.cores import Cores, choose, parse
+from crater_core.wire.agents import Lease
 
 TWO_NODES = {core: core // 4 for core in range(8)}
 
@@ -42,3 +45,33 @@ def test_somewhere_to_run_is_always_left():
 def test_the_kernels_lists_are_read():
     assert parse("0-2,5,7-7\n") == (0, 1, 2, 5, 7)
     assert parse("\n") == ()
+
+
+def _lease(cpu_milli: int, control: bool = False) -> Lease:
+    return Lease.model_construct(allocation="a", cpu_milli=cpu_milli, control=control)
+
+
+def test_whole_cores_are_for_tasks_that_ask_for_whole_ones_and_not_for_run_workers():
+    cores = Cores(range(4))
+    assert cores.take_for(_lease(500), "half") == ()
+    assert cores.take_for(_lease(0), "none") == ()
+    assert cores.take_for(_lease(1000, control=True), "worker") == ()
+    assert cores.take_for(_lease(2000), "process") == (0, 1)
+    assert cores.take_for(_lease(1000), "container") == (2,)
+    assert cores.take_for(_lease(2000), "late") == ()
+    assert cores.shared == (3,)
+
+
+def test_every_runtime_is_told_to_leave_the_cores_of_an_owner():
+    cores, told = Cores(range(2)), []
+
+    def sharer(name: str):
+        async def share() -> None:
+            told.append((name, cores.shared))
+
+        return share
+
+    cores.sharers += [sharer("process"), sharer("docker")]
+    cores.take("a", 1)
+    asyncio.run(cores.share_the_rest())
+    assert told == [("process", (1,)), ("docker", (1,))]
