@@ -42,6 +42,11 @@ OPTION_FIELDS = {
     "warm": _optional(StringSource, "on (default): workers start as forks of a process that has imported their code; off: cold."),
     "working_dir": _optional(StringSource, "The workers' working directory."),
     "node_labels": _optional(Map(str, StringSource), "Labels that a node must have."),
+    "prefer_labels": _optional(Map(str, StringSource), "Labels that are liked in a node, not demanded."),
+    "labels": _optional(Map(str, StringSource), "Labels of the task itself, for whoever looks at it."),
+    "anti_affinity": _optional(StringSource, "no, prefer, require: no node where another task of the run is."),
+    "on_disconnect": _optional(StringSource, "stop, keep: what a node does that is cut off from the scheduler."),
+    "on_oom": _optional(Permissive(), "{factor, memory_max, gpu_memory_max}: run again with more memory after running out."),
     "resources": _optional(AMOUNT_FIELDS, "What a task asks for where nothing else says so."),
 }
 RUN_FIELDS = {

@@ -36,7 +36,7 @@ from crater_dagster.config import CONNECTION_FIELDS, OPTION_FIELDS, code_locatio
 from crater_dagster.connect import client_of, launcher_of
 from crater_dagster.following import ROLE, STEP_WORKER
 from crater_dagster.moving import steps_go_on
-from crater_dagster.options import from_tags, merge, submission
+from crater_dagster.options import from_tags, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
@@ -244,7 +244,7 @@ class CraterStepHandler(StepHandler):
 
     def _submit(self, context: StepHandlerContext, step_key: str, key: Key) -> None:
         tags = from_tags(context.step_tags[step_key])
-        options = merge(self._base, tags, self._per_step(step_key))
+        options = of_one_process(merge(self._base, tags, self._per_step(step_key)))
         task = submission(
             options,
             name=step_key[:200],

@@ -34,7 +34,7 @@ from crater_dagster.config import (
     run_options,
 )
 from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns, settle_run
-from crater_dagster.options import check_run_on, merge, submission
+from crater_dagster.options import check_run_on, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import how_it_ended, sentence, why_it_waits
@@ -122,6 +122,8 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
     def _worker_task(self, run: DagsterRun, attempt: int) -> TaskSubmission:
         options = merge(self.options, code_location_options(run), run_options(run))
         compute = check_run_on(options) == "compute"
+        # A run in one process cannot go on in the middle, so it is not tried again by the scheduler.
+        options = {name: value for name, value in of_one_process(options).items() if name != "on_oom"}
         if not compute:
             # What the options ask for is for the steps; the worker that drives them is small.
             kept = ("project", "env_profile", "env", "image", "mounts", "python", "warm", "working_dir", "grace", "node_labels")

@@ -16,8 +16,12 @@ from crater_core.wire.tasks import TaskSubmission
 PREFIX = "crater/"
 RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type")
 _SHARES = ("gpu", "gpu_memory", "gpu_devices")
-_MAPPINGS = ("env", "node_labels")
+_MAPPINGS = ("env", "node_labels", "prefer_labels", "data_bytes", "labels")
+_OBJECTS = ("resources", "on_oom", *_MAPPINGS)
 _LISTS = ("pools", "mounts")
+GANG = ("members", "members_min", "members_max", "spread")
+"""Of the program that a step starts through Pipes: a step itself, and a run, is one process."""
+_NUMBERS = ("priority", "ports", "members", "members_min", "members_max")
 _OWN = ("python", "run_on", "warm")
 """Options of the plug-in; every other one is a field of the task."""
 OPTIONS = (
@@ -37,7 +41,15 @@ OPTIONS = (
     "shared_memory",
     "working_dir",
     "node_labels",
+    "prefer_labels",
+    "data_bytes",
+    "labels",
+    "anti_affinity",
+    "on_disconnect",
+    "on_oom",
+    "ports",
     "resources",
+    *GANG,
     *_OWN,
 )
 NOTES = ("failure_reason", "failed_step")
@@ -89,7 +101,7 @@ def from_tags(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(tag: str, name: str, text: str) -> Any:
-    if name in ("resources", *_MAPPINGS, *_LISTS):
+    if name in (*_OBJECTS, *_LISTS):
         try:
             value: Any = json.loads(text)
         except ValueError:
@@ -99,9 +111,10 @@ def _value(tag: str, name: str, text: str) -> Any:
             what = "a list" if wanted is list else "an object"
             raise InvalidRequest(f"{tag} must be {what} in JSON, found {text[:200]!r}; crater_tags(...) writes it", field=tag)
         return value
-    if name == "priority":
+    if name in _NUMBERS:
         if not text.strip().isdecimal():
-            raise InvalidRequest(f"{tag} must be a whole number from 0 to 100, found {text[:50]!r}", field=tag)
+            bounds = " from 0 to 100" if name == "priority" else ""
+            raise InvalidRequest(f"{tag} must be a whole number{bounds}, found {text[:50]!r}", field=tag)
         return int(text)
     return text
 
@@ -109,7 +122,7 @@ def _value(tag: str, name: str, text: str) -> Any:
 def to_tags(options: Options) -> dict[str, str]:
     """As `crater/...` tags, which are texts."""
     return {
-        PREFIX + name: json.dumps(value, sort_keys=True) if name in ("resources", *_MAPPINGS, *_LISTS) else str(value)
+        PREFIX + name: json.dumps(value, sort_keys=True) if name in (*_OBJECTS, *_LISTS) else str(value)
         for name, value in options.items()
         if value not in (None, {}, [], ())
     }
@@ -122,8 +135,17 @@ def submission(options: Options, **task: Any) -> TaskSubmission:
         # A default for those that run in an image.
         own.pop("shared_memory", None)
     env = {**own.pop("env", {}), **task.pop("env", {})}
+    labels = {**own.pop("labels", {}), **task.pop("labels", {})}
+    more = own.pop("on_oom", None)
+    if more:
+        own["retry"] = {**own.get("retry", {}), "on_oom": more}
     check_run_on(options)
-    return body_of(TaskSubmission, {**own, **task, "env": env})
+    return body_of(TaskSubmission, {**own, **task, "env": env, "labels": labels})
+
+
+def of_one_process(options: Options) -> dict[str, Any]:
+    """Without what is meant for the program that a step starts."""
+    return {name: value for name, value in options.items() if name not in GANG}
 
 
 def check_run_on(options: Options) -> str:

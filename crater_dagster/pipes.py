@@ -32,7 +32,7 @@ from crater_dagster._dagster import (
 from crater_dagster.config import group_of
 from crater_dagster.connect import client_of
 from crater_dagster.moving import is_being_moved
-from crater_dagster.options import from_tags, merge, pools_of, submission
+from crater_dagster.options import GANG, from_tags, merge, pools_of, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.pipes_context import in_parts, is_too_large
 from crater_dagster.pipes_gang import GangOutput
@@ -40,7 +40,7 @@ from crater_dagster.pipes_reader import TaskOutputReader
 from crater_dagster.reasons import figures, how_it_ended, sentence, why_it_waits
 
 Context = OpExecutionContext | AssetExecutionContext
-INHERITED = ("project", "priority", "quota_policy")
+INHERITED = ("project", "priority", "quota_policy", *GANG)
 """What a task takes over from the tags of the step that starts it."""
 OUTPUT_S = 60.0
 UNREACHABLE_S = 900.0

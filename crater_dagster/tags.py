@@ -31,6 +31,17 @@ def crater_tags(
     gpu_visible_devices: str | None = None,
     grace: Number | None = None,
     node_labels: Mapping[str, str] | None = None,
+    prefer_labels: Mapping[str, str] | None = None,
+    data_bytes: Mapping[str, Number] | None = None,
+    labels: Mapping[str, str] | None = None,
+    anti_affinity: str | None = None,
+    on_disconnect: str | None = None,
+    on_oom: float | Mapping[str, Number] | None = None,
+    ports: int | None = None,
+    members: int | None = None,
+    members_min: int | None = None,
+    members_max: int | None = None,
+    spread: str | None = None,
     env_profile: str | None = None,
     env: Mapping[str, str] | None = None,
     image: str | None = None,
@@ -45,7 +56,10 @@ def crater_tags(
     Amounts are written as people write them: `cpu=2`, `memory="4GiB"`, `gpu=1` for a whole device, `gpu=0.25` or
     `gpu_memory="10GiB"` for a share of one, `time_limit="2h"`. What is not given comes from the executor's and the run
     launcher's configuration. `env` is for plain settings: secrets belong to an `env_profile`, which stays on the node.
-    Raises DagsterInvalidDefinitionError that names the argument.
+    `on_oom=1.5` has the scheduler run a step that ran out of memory again with that many times as much, which uses no retry of
+    the step; `{"factor": 2, "memory_max": "64GiB"}` bounds it. `data_bytes` says by node how much of the input lies there.
+    `members`, `members_min`, `members_max` and `spread` are for the program that the step starts through Pipes; the step
+    itself stays one process. Raises DagsterInvalidDefinitionError that names the argument.
     """
     types = gpu_type if isinstance(gpu_type, str) or gpu_type is None else list(gpu_type)
     resources = {
@@ -69,6 +83,17 @@ def crater_tags(
         "gpu_visible_devices": gpu_visible_devices,
         "grace": grace,
         "node_labels": dict(node_labels) if node_labels else None,
+        "prefer_labels": dict(prefer_labels) if prefer_labels else None,
+        "data_bytes": dict(data_bytes) if data_bytes else None,
+        "labels": dict(labels) if labels else None,
+        "anti_affinity": anti_affinity,
+        "on_disconnect": on_disconnect,
+        "on_oom": on_oom if on_oom is None or isinstance(on_oom, Mapping) else {"factor": on_oom},
+        "ports": ports,
+        "members": members,
+        "members_min": members_min,
+        "members_max": members_max,
+        "spread": spread,
         "env_profile": env_profile,
         "env": dict(env) if env else None,
         "image": image,
@@ -82,7 +107,7 @@ def crater_tags(
     try:
         submission(given, name="check", command=("true",))
     except InvalidRequest as error:
-        message = error.message.removeprefix("resources.").removeprefix("resources: ")
+        message = error.message.removeprefix("resources.").removeprefix("resources: ").removeprefix("retry.")
         message = message.replace("pools", "pool", 1) if message.startswith("pools") else message
         raise DagsterInvalidDefinitionError(f"crater_tags: {message}{_found(error)}") from None
     return to_tags(given)

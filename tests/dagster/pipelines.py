@@ -61,6 +61,12 @@ def eats() -> None:
         held.append(bytearray(os.urandom(1024) * 1024 * 8))
 
 
+@dg.op(tags=crater_tags(cpu=0.9, memory="300MiB", on_oom={"factor": 2, "memory_max": "700MiB"}, members=2))
+def eats_some() -> None:
+    held = os.urandom(1024) * 1024 * 260
+    print(len(held))
+
+
 @dg.op(tags=crater_tags(**SMALL))
 def vanishes() -> None:
     sys.stderr.write("last words\n")
@@ -158,6 +164,11 @@ def retried():
 @dg.job(executor_def=crater_executor)
 def hungry():
     eats()
+
+
+@dg.job(executor_def=crater_executor)
+def growing():
+    eats_some()
 
 
 @dg.job(executor_def=crater_executor)
@@ -320,6 +331,7 @@ defs = dg.Definitions(
         failing,
         retried,
         hungry,
+        growing,
         silent,
         killed,
         impossible,

@@ -78,6 +78,14 @@ def test_a_step_over_its_memory_fails_with_limit_and_peak(world: World):
     assert world.run(run_id).tags["crater/failed_step"] == "eats"
 
 
+def test_a_step_that_runs_out_of_memory_runs_again_with_more_without_using_a_retry(world: World):
+    run_id = world.launch("growing")
+    assert world.finish(run_id) == "SUCCESS", world.story(run_id)
+    task = world.task_of(run_id, "eats_some")
+    assert (task.attempt, task.members, task.requested.memory_bytes) == (2, 1, 600 * 1024**2)
+    assert not world.events(run_id, DagsterEventType.STEP_UP_FOR_RETRY)
+
+
 def test_a_step_over_its_time_fails_with_the_limit(world: World):
     run_id = world.launch("slow")
     assert world.finish(run_id) == "FAILURE"

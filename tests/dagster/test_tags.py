@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -10,8 +11,9 @@ import pytest
 from dagster import DagsterInvalidDefinitionError
 
 from crater_core.errors import InvalidRequest
+from crater_core.wire.tasks import TaskSubmission
 from crater_dagster import crater_tags
-from crater_dagster.options import from_tags, merge, submission
+from crater_dagster.options import from_tags, merge, of_one_process, submission
 from crater_dagster.payload import VARIABLE, pack, unpack
 
 
@@ -37,6 +39,16 @@ def test_tags_are_texts_and_come_back_as_the_same_options():
         ({"gpu_type": "a100"}, "gpu_type and gpu_devices need gpu or gpu_memory"),
         ({"pool": "a b"}, "pool.0: String should match pattern"),
         ({"time_limit": -3}, "time_limit: duration must not be negative"),
+        ({"members": 0}, "members: Input should be greater than or equal to 1 (found 0)"),
+        ({"members_min": 4, "members_max": 2}, "members_min (4) must not be above members_max (2)"),
+        ({"spread": "far"}, "spread: Input should be 'no', 'prefer' or 'require' (found 'far')"),
+        ({"anti_affinity": "far"}, "anti_affinity: Input should be"),
+        ({"on_disconnect": "wait"}, "on_disconnect: Input should be 'stop' or 'keep' (found 'wait')"),
+        ({"data_bytes": {"n1": "4 parsecs"}}, "data_bytes.n1: size has an unknown unit 'parsecs'"),
+        ({"prefer_labels": {"disk": "x" * 1001}}, "prefer_labels.disk: "),
+        ({"on_oom": 1.0}, "on_oom.factor: Input should be greater than or equal to 1050"),
+        ({"on_oom": {"more": 2}}, "on_oom.more: "),
+        ({"ports": -1}, "ports: Input should be greater than or equal to 0 (found -1)"),
         ({"run_on": "moon"}, "run_on must be one of control, compute"),
         ({"env": {"CRATER_NODE": "x"}}, "names that start with CRATER_ are set by the agent"),
     ],
@@ -45,6 +57,50 @@ def test_a_mistake_is_told_where_the_tags_are_written(arguments: dict[str, objec
     with pytest.raises(DagsterInvalidDefinitionError, match="crater_tags: ") as error:
         crater_tags(**arguments)  # type: ignore[arg-type]
     assert said in str(error.value)
+
+
+ELSEWHERE = {
+    "name": "the step's key",
+    "type": "batch, or training for a program with GPUs",
+    "command": "the worker, or the program given to Pipes",
+    "warm_preload": "the code location's module; `warm` is the option",
+    "group": "the run",
+    "after": "what the graph says",
+    "retry": "Dagster's retry policy; on_oom is the scheduler's part",
+    "output_path": "what the step returns, by its IO manager",
+}
+
+
+def test_every_field_of_a_task_can_be_asked_for_or_has_its_place_elsewhere():
+    arguments = set(inspect.signature(crater_tags).parameters) - {"pool"} | {"pools"}
+    amounts = {"cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type"}
+    own = {"python", "run_on", "on_oom"}
+    fields = {name for name in TaskSubmission.model_fields if name not in ELSEWHERE and name != "resources"}
+    assert arguments - amounts - own == fields
+
+
+def test_further_wishes_become_those_of_the_task():
+    tags = crater_tags(
+        members=2,
+        spread="require",
+        prefer_labels={"disk": "nvme"},
+        data_bytes={"n1": "4GiB"},
+        labels={"team": "vision"},
+        on_oom={"factor": 2, "memory_max": "8GiB"},
+        ports=1,
+    )
+    asked = submission(from_tags(tags), name="n", command=("true",), labels={"dagster/job": "j"})
+    assert (asked.members, asked.spread, asked.prefer_labels, asked.ports) == (2, "require", {"disk": "nvme"}, 1)
+    assert asked.data_bytes == {"n1": 4 * 1024**3}
+    assert asked.labels == {"team": "vision", "dagster/job": "j"}
+    assert asked.retry.on_oom is not None
+    assert (asked.retry.on_oom.factor, asked.retry.on_oom.memory_max) == (2000, 8 * 1024**3)
+    assert submission(of_one_process(from_tags(tags)), name="n", command=("true",)).members == 1
+
+
+def test_a_number_that_is_none_is_named():
+    with pytest.raises(InvalidRequest, match="crater/members must be a whole number, found 'two'"):
+        from_tags({"crater/members": "two"})
 
 
 def test_an_unknown_tag_is_named():
