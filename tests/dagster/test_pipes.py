@@ -7,9 +7,12 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from dagster import AssetKey
 from dagster_world import World
 from harness import wait_until
+
+from crater_core.model.units import show_bytes
 
 
 def _config(op: str, mark: Path) -> dict[str, object]:
@@ -30,6 +33,13 @@ def test_messages_output_and_figures_come_into_the_run_once(world: World):
     assert metadata["crater/task"] == pipes_task.id
     assert metadata["crater/node"] == "n-left"
     assert metadata["crater/gpu_hours"] > 0
+    assert metadata["crater/gb_hours"] == pytest.approx(pipes_task.gb_hours, rel=0.2)
+    assert metadata["crater/core_hours"] == pytest.approx(pipes_task.core_hours, rel=0.2)
+    assert metadata["crater/waited_s"] == pytest.approx(pipes_task.waited_ms / 1000)
+    assert metadata["crater/ran_s"] == pytest.approx(pipes_task.ran_ms / 1000)
+    assert "0.5 of it), simulated" in metadata["crater/devices"]
+    assert pipes_task.memory_peak_bytes > 0
+    assert metadata["crater/memory_peak"] == show_bytes(pipes_task.memory_peak_bytes)
     assert (pipes_task.project, pipes_task.priority) == ("vision", 61)
     stdout, stderr = world.captured(run_id)
     assert b"an ordinary line on stdout" in stdout

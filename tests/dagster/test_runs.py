@@ -33,6 +33,18 @@ def test_each_materialization_says_where_it_ran_and_what_it_cost(world: World):
     assert metadata["crater/core_hours"] > 0
     assert metadata["crater/gpu_hours"] > 0
     assert metadata["crater/ran_s"] > 0
+    assert {name for name in metadata if name.startswith("crater/")} >= {
+        "crater/node",
+        "crater/devices",
+        "crater/task",
+        "crater/waited_s",
+        "crater/ran_s",
+        "crater/gpu_hours",
+        "crater/core_hours",
+        "crater/gb_hours",
+    }
+    assert metadata["crater/gb_hours"] > 0
+    assert metadata["crater/waited_s"] >= 0
     right = world.instance.get_latest_materialization_event(AssetKey("right"))
     assert right is not None
     assert right.asset_materialization is not None
