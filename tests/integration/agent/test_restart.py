@@ -187,7 +187,7 @@ def test_a_second_agent_with_the_same_data_is_refused(start, scheduler: Schedule
     assert (second.returncode, "another agent already uses" in second.stderr) == (1, True)
 
 
-def test_twenty_rounds_leave_nothing_behind(start, scheduler: SchedulerStandIn):
+def test_fifty_rounds_leave_nothing_behind(start, scheduler: SchedulerStandIn):
     agent = start()
     commands = [
         ["true"],
@@ -195,9 +195,9 @@ def test_twenty_rounds_leave_nothing_behind(start, scheduler: SchedulerStandIn):
         ["no-such"],
         [sys.executable, "-c", "open('f', 'w')"],
     ]
-    for number in range(20):
+    for number in range(50):
         scheduler.give(f"r{number}", commands[number % 4])
-    for number in range(20):
+    for number in range(50):
         scheduler.final(f"r{number}")
     poll_until(lambda: not list((agent.data_dir / "allocations").iterdir()), what="no allocation left on disk")
     poll_until(lambda: not list((agent.data_dir / "scratch").iterdir()), what="no scratch directory left")

@@ -180,14 +180,14 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def test_twenty_rounds_leave_nothing(start, place: Path, scheduler: SchedulerStandIn, image: str, engine: DockerWorld):
+def test_fifty_rounds_leave_nothing(start, place: Path, scheduler: SchedulerStandIn, image: str, engine: DockerWorld):
     agent = start()
     poll_until(lambda: scheduler.declarations)
     before = set(os.listdir("/proc"))  # noqa: PTH208
-    for number in range(20):
+    for number in range(50):
         scheduler.give(f"r{number}", ["sh", "-c", "echo x > $CRATER_SCRATCH_DIR/x; sleep 600 & true"], image=image)
-    ends = [scheduler.final(f"r{number}", 60) for number in range(20)]
-    assert [end.reason.code.value for end in ends] == ["finished"] * 20, ends
+    ends = [scheduler.final(f"r{number}", 60) for number in range(50)]
+    assert [end.reason.code.value for end in ends] == ["finished"] * 50, ends
     poll_until(lambda: not _containers(engine, agent), what="the containers removed")
     poll_until(lambda: not list((agent.data_dir / "scratch").iterdir()), what="the scratch directories removed")
     poll_until(lambda: not list((agent.data_dir / "allocations").iterdir()), what="the records removed")
