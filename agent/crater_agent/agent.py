@@ -11,6 +11,7 @@ from typing import Any
 
 from crater_agent.adopt import exit_of
 from crater_agent.gpu_watch import GpuWatch
+from crater_agent.mps_daemons import MpsDaemons
 from crater_agent.ports import refuse_busy
 from crater_agent.probe import Prober
 from crater_agent.reconcile import (
@@ -60,6 +61,7 @@ class Agent:
         logs_keep_ms: int,
         gpus: GpuWatch | None = None,
         gpu_idle_warning_ms: int | None = None,
+        mps: MpsDaemons | None = None,
     ) -> None:
         self.node = node
         self.session = session
@@ -71,6 +73,7 @@ class Agent:
         self.clock = clock
         self._logs_keep_ms = logs_keep_ms
         self.gpus = gpus
+        self.mps = mps
         self._settings = Settings(node=node, gpu_idle_warning_ms=gpu_idle_warning_ms)
         self._wake = asyncio.Event()
         self._prober = Prober(self._health_changed, clock.monotonic_ms)
@@ -80,6 +83,8 @@ class Agent:
         session.on_change = self._wake.set
         if gpus is not None:
             gpus.on_change, gpus.on_trouble, gpus.on_health = self._wake.set, self._report, self._gpu_health
+        if mps is not None:
+            mps.on_change, mps.on_fault = self._wake.set, self._mps_fault
 
     # ---- life
 
@@ -91,6 +96,8 @@ class Agent:
                     group.create_task(loop)
                 if self.gpus is not None:
                     group.create_task(self.gpus.attend())
+                if self.mps is not None:
+                    group.create_task(self.mps.attend())
         finally:
             await self._prober.close()
 
@@ -103,6 +110,8 @@ class Agent:
             if workload.exit is not None:
                 self._ended(workload)
             self._prober.watch(workload)
+        if self.mps is not None:
+            self.mps.adopt(self.workloads.values())
         if not any(workload.running for workload in self.workloads.values()):
             self.session.begin_anew()
         strays = await self.runtimes.remove_strays([workload.record for workload in self.workloads.values()])
@@ -124,12 +133,14 @@ class Agent:
                 asked_ms = workload.stop_asked_ms if workload.stop_asked_ms is not None else now_ms
                 late = now_ms >= min(deadline_ms, asked_ms + workload.stop_grace_ms)
                 if late or workload.exit is not None:
-                    self.runtimes.of(workload.record).kill(workload)
+                    self._kill(workload)
                 workload.lives = self.runtimes.of(workload.record).lives(workload)
                 if not workload.lives:
                     self._finish(workload)
             await asyncio.sleep(0.02)
         await self.drain_jobs()
+        if self.mps is not None:
+            await self.mps.close()
         await self.session.flush()
 
     async def drain_jobs(self) -> None:
@@ -192,6 +203,12 @@ class Agent:
         )
         if devices != declaration.devices:
             self.session.declare(declaration.model_copy(update={"devices": devices}))
+
+    def _mps_fault(self, allocation: str, reason: Reason) -> None:
+        workload = self.workloads.get(allocation)
+        if workload is not None and workload.gpu_fault is None:
+            workload.gpu_fault, workload.gpu_fault_stops = reason, True
+            self._wake.set()
 
     # ---- deciding and acting
 
@@ -276,6 +293,8 @@ class Agent:
             refuse_busy(lease.ports)
             if self.gpus is not None:
                 await self.gpus.ready_for(lease)
+            if self.mps is not None:
+                await self.mps.ready_for(lease)
             await self.runtimes.for_lease(lease).start(lease, workload, self.session.lease_state())
         except NodeFault as error:
             log.warning("%s (%s) could not be started: %s", workload.allocation, lease.name, error.message)
@@ -337,10 +356,12 @@ class Agent:
         self._wake.set()
 
     def _kill(self, workload: Workload) -> None:
+        runtime = self.runtimes.of(workload.record)
+        if self.mps is not None and not self.mps.let_go(workload.record, runtime.pids(workload)):
+            return  # It comes back here once they are.
         workload.kills += 1
         if workload.kills == 1000:
             log.error("%s cannot be killed: a process of it hangs in the kernel", workload.allocation)
-        runtime = self.runtimes.of(workload.record)
         runtime.kill(workload)
         workload.lives = runtime.lives(workload)
 
@@ -357,6 +378,8 @@ class Agent:
         status, reason = outcome(end, workload.stop, facts, self.node, workload.gpu_fault)
         if self.gpus is not None:
             self.gpus.released(workload.record)
+        if self.mps is not None:
+            self.mps.released(workload.record)
         workload.phase, workload.lives = Phase.ENDED, False
         log.info("%s ended: %s", workload.allocation, sentence(reason))
         self._prober.forget(workload.allocation)

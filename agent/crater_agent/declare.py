@@ -107,14 +107,12 @@ def _devices(config: AgentConfig, found: Found, file: str, notes: list[str]) -> 
     elif config.simulated_gpus:
         notes.append(f"{len(every) - len(found.gpus.gpus)} GPU(s) of this node are simulated: declared in {file}, not real")
     if config.resource_pools is None:
-        _modes_are_possible(config, every, file)
         _shares_have_a_size(config, every, file)
         return every
     chosen: list[DeviceDeclaration] = []
     for number, pool in enumerate(config.resource_pools):
         if isinstance(pool, GpuPool):
             chosen += _of_pool(pool, every, f"resource_pools[{number}].devices", file, found.gpus.note, notes)
-    _modes_are_possible(config, chosen, file)
     _shares_have_a_size(config, chosen, file)
     return chosen
 
@@ -132,13 +130,6 @@ def _of_pool(
     if not chosen:
         notes.append(f"pool {pool.name} is empty: {cause or 'its list of devices names none'}")
     return [device.model_copy(update={"pool": pool.name}) for device in chosen]
-
-
-def _modes_are_possible(config: AgentConfig, devices: list[DeviceDeclaration], file: str) -> None:
-    real = [device for device in devices if not device.simulated]
-    if config.gpu_sharing.mode is SharingMode.MPS and real:
-        right = "time_slice or exclusive: MPS daemons for real GPUs are not managed in this version"
-        raise bad_value(file, "gpu_sharing.compute_mode", "mps", right)
 
 
 def _shares_have_a_size(config: AgentConfig, devices: list[DeviceDeclaration], file: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from crater_agent import declare
@@ -38,6 +39,12 @@ def scratch_root(settings: AgentConfig) -> Path:
     if base == settings.directory.absolute():
         return base / "scratch"
     return base / "crater" / group_name(settings.node_name, settings.directory)
+
+
+def mps_root(settings: AgentConfig) -> str:
+    """Where the sockets of MPS daemons lie: not below the data directory, as their paths must be short."""
+    base = "/run/crater-mps" if os.geteuid() == 0 else f"{tempfile.gettempdir()}/crater-mps-{os.geteuid()}"
+    return f"{base}/{group_name(settings.node_name, settings.directory).rpartition('-')[2]}"
 
 
 def group_name(node: str, data_dir: Path) -> str:

@@ -24,7 +24,7 @@ from crater_agent.docker_images import Images
 from crater_agent.docker_life import Life, Run
 from crater_agent.docker_mounts import binds_of
 from crater_agent.docker_presence import Presence
-from crater_agent.docker_spec import EngineFacts, container_environment, creation, labels_of, refuse_image
+from crater_agent.docker_spec import EngineFacts, container_environment, creation, labels_of, mps_binds, mps_user, refuse_image
 from crater_agent.forked import write_record
 from crater_agent.reconcile import LeaseState
 from crater_agent.records import Kept, Record, Records, record_of
@@ -145,7 +145,7 @@ class DockerRuntime:
         workload.pid, workload.start_ticks = run.pid, run.start_ticks
 
     async def _prepare(self, lease: Lease, workload: Workload, run: Run) -> dict[str, Any]:
-        record, identity = workload.record, self.identity
+        record, identity = workload.record, mps_user(lease, self.identity)
         assert lease.image is not None, "a task without one is a process"
         refuse_image(lease.image, self._settings.images)
         env = container_environment(lease, self._place.host, record.scratch, os.environ, identity)
@@ -155,7 +155,7 @@ class DockerRuntime:
             self.records.begin(record)
         except OSError as error:
             raise RuntimeFailed(f"could not prepare its place: {error.strerror}: {error.filename}", again=1) from None
-        binds = binds_of(lease, record.scratch, self._place.mount_roots, identity)
+        binds = [*binds_of(lease, record.scratch, self._place.mount_roots, identity), *mps_binds(lease, env)]
         image = await self._images.get(lease.image, workload, run.given_up)
         run.cores = self._cores.of(run) if self._cores is not None else None
         return creation(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from crater_agent.config import FromEnv, FromFile, profile_value
 from crater_agent.mounts import Bind, on_node
+from crater_agent.mps import client_environment
 from crater_agent.proctree import MARKER
 from crater_core.errors import RuntimeFailed
 from crater_core.model.node import SharingMode
@@ -27,6 +28,8 @@ class Host:
     home: str
     time_zone: str = ""
     profiles: Mapping[str, Mapping[str, str | FromEnv | FromFile]] = field(default_factory=lambda: {})
+    mps_root: str = ""
+    """Where the MPS daemons of this node are."""
 
 
 def environment(
@@ -101,6 +104,7 @@ def granted(lease: Lease, host: Host, scratch: str, sees_all_gpus: bool = False)
         "CRATER_MEMORY_BYTES": str(lease.memory_bytes),
         MARKER: scratch,
         **_gpus(lease, sees_all_gpus),
+        **client_environment(lease, host.mps_root),
     }
     if lease.ports:
         env["CRATER_PORT"] = str(lease.ports[0])
@@ -135,6 +139,8 @@ def visible_devices(lease: Lease, sees_all: bool) -> list[str]:
     """By UUID, so that no other numbering can point at another card; or, where the task asks for it, as CUDA counts what it
     can open in the order of the PCI bus: its own devices alone, or with `sees_all` all of the node's. Raises RuntimeFailed."""
     real = [device for device in lease.devices if not device.simulated]
+    if any(device.sharing == SharingMode.MPS for device in real):
+        sees_all = False  # A client sees what its daemon sees.
     if lease.gpu_visible_devices is VisibleDevices.UUID:
         return [device.uuid for device in real]
     if not sees_all:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from crater_agent.gpu_faults import Fault
 
-AT_ONCE = frozenset({"held", "foreign"})
+AT_ONCE = frozenset({"held", "foreign", "mps"})
 """Once it is over, it is over: nothing is waited for."""
 FORGOTTEN_MS = 24 * 3_600_000
 TIMES_LONGER_MAX = 64

@@ -21,6 +21,8 @@ from crater_agent.gpu_quarantine import AT_ONCE, Quarantine, looked_at, struck
 from crater_agent.gpu_reader import CardReader, News
 from crater_agent.gpu_reading import Glance, Reading, XidEvent
 from crater_agent.gpu_tenants import Tenancy, any_use, faults_of_tenancy, shares_of_use, tenancy
+from crater_agent.mps_control import is_mps
+from crater_agent.mps_daemons import MpsDaemons
 from crater_agent.nvml import Gpu, Nvml
 from crater_agent.reconcile import Phase
 from crater_agent.records import Granted, Record, Records
@@ -38,7 +40,6 @@ RELEASE_S = 6.0
 """How long the driver may take to give back what an ended task held, before a next task is refused the device."""
 TICK_S = 1.0
 INSIDE_MS = 15_000
-MPS_SERVER = "nvidia-cuda-mps"
 
 
 @dataclass(slots=True)
@@ -80,12 +81,14 @@ class GpuWatch:
         records: Records,
         clock: Clock,
         kept: KeptFaults,
+        mps: MpsDaemons | None = None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[Workload, Reason], None] = lambda workload, reason: None
         self.on_health: Callable[[Mapping[str, str]], None] = lambda unwell: None
         self._door, self._settings, self._node = door, settings, node
         self._workloads, self._runtimes, self._records, self._clock = workloads, runtimes, records, clock
+        self.mps = mps
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._looked = asyncio.Condition()
         self._reopened_ms = 0
@@ -242,6 +245,11 @@ class GpuWatch:
         waiting = self._look_for_strangers(device, glance, owners, now_ms)
         known = {pid: _who(pid) for pid, since_ms in device.strangers.items() if now_ms - since_ms >= STRANGER_MS}
         device.tenancy = tenancy(glance, owners, alone, known, gone)
+        if self.mps is not None:
+            there = {
+                holder.pid: owners[holder.pid] for holder in glance.holders or () if holder.pid in owners and holder.computes
+            }
+            self.mps.computing(glance.uuid, there)
         occupied = bool(tenants)
         self._settle(device, waiting or bool(gone), occupied, now_ms)
         if not glance.error:
@@ -270,6 +278,8 @@ class GpuWatch:
         else:
             # Until it is clear who is there, whoever was there still is.
             faults += tuple(fault for fault in before.faults if fault.code in AT_ONCE)
+        if self.mps is not None and (why := self.mps.why_out(device.gpu.uuid)):
+            faults += (Fault("mps", why),)
         device.quarantine = looked_at(before, faults, now_ms, self._settings.well_for)
         self._befall(device, before)
 
@@ -335,7 +345,8 @@ class GpuWatch:
             if holder.computes
             and holder.pid not in owners
             and _lives(holder.pid)
-            and not _comm(holder.pid).startswith(MPS_SERVER)
+            and not is_mps(holder.pid)
+            and (self.mps is None or holder.pid not in self.mps.probes)
         }
         device.strangers = {pid: device.strangers.get(pid, now_ms) for pid in there}
         return any(now_ms - since_ms < STRANGER_MS for since_ms in device.strangers.values())

@@ -25,6 +25,8 @@ from crater_agent.gpu_kept import KeptFaults
 from crater_agent.gpu_watch import GpuWatch
 from crater_agent.link import Link
 from crater_agent.metrics import Metrics
+from crater_agent.mps_control import Owner
+from crater_agent.mps_daemons import MpsDaemons
 from crater_agent.node_watch import NodeWatch
 from crater_agent.records import Records
 from crater_agent.runtime import Identity, Place, ProcessRuntime, identity_of
@@ -38,7 +40,7 @@ from crater_core import __version__
 from crater_core.clock import SystemClock
 from crater_core.configuration import bad_value
 from crater_core.errors import BadConfiguration, CraterError
-from crater_core.model.node import Enforcement
+from crater_core.model.node import Enforcement, SharingMode
 from crater_core.wire.agents import NodeDeclaration
 
 log = logging.getLogger("crater.agent")
@@ -139,7 +141,9 @@ def _identity(settings: AgentConfig, file: str) -> Identity | None:
 def _place(settings: AgentConfig, found: declare.Found, identity: Identity | None, file: str) -> Place:
     home = identity.home if identity is not None else str(Path.home())
     python_dir = os.path.dirname(sys.executable)  # noqa: PTH120
-    host = Host(settings.node_name, python_dir, home, os.environ.get("TZ", ""), settings.env_profiles)
+    host = Host(
+        settings.node_name, python_dir, home, os.environ.get("TZ", ""), settings.env_profiles, directories.mps_root(settings)
+    )
     everybodys = list(device_files.EVERYBODYS)
     for number, path in enumerate(settings.device_files):
         try:
@@ -235,10 +239,11 @@ async def _serve(
     clock, workloads = SystemClock(), dict[str, Workload]()
     session = Session(declaration, link, processes, workloads, clock)
     watcher = Watcher(processes, runtimes, settings.logs.max_bytes)
+    mps = _mps(settings, found_gpus, declaration, place, clock)
     kept = KeptFaults(settings.directory, place.boot_id)
-    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, records, clock, kept)
+    watch = _gpu_watch(settings, gpus, found_gpus, declaration, workloads, runtimes, records, clock, kept, mps)
     idle_ms = settings.gpu_idle_warning or None
-    agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms)
+    agent = Agent(node, session, workloads, processes, runtimes, watcher, clock, settings.logs.keep, watch, idle_ms, mps)
     agents.append(agent)
     secret = secrets.token_urlsafe(32)
     node_watch = NodeWatch(lambda: machine.sample(place.scratch_root), settings.sample_interval, clock)
@@ -298,14 +303,32 @@ def _gpu_watch(
     records: Records,
     clock: SystemClock,
     kept: KeptFaults,
+    mps: MpsDaemons | None,
 ) -> GpuWatch | None:
     """Of the devices that this node gives out; None where it has no real one."""
-    given = {device.uuid for device in declaration.devices if not device.simulated}
-    gpus = [gpu for gpu in found.gpus if gpu.uuid in given]
+    gpus = _given(found, declaration)
     if not gpus:
         return None
     node, health, interval_ms = settings.node_name, settings.gpu_health, settings.sample_interval
-    return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock, kept)
+    return GpuWatch(door, gpus, interval_ms, health, node, workloads, runtimes, records, clock, kept, mps)
+
+
+def _given(found: nvml.Discovery, declaration: NodeDeclaration) -> list[nvml.Gpu]:
+    given = {device.uuid for device in declaration.devices if not device.simulated}
+    return [gpu for gpu in found.gpus if gpu.uuid in given]
+
+
+def _mps(
+    settings: AgentConfig, found: nvml.Discovery, declaration: NodeDeclaration, place: Place, clock: SystemClock
+) -> MpsDaemons | None:
+    """None where no real device is shared so."""
+    gpus = _given(found, declaration)
+    if settings.gpu_sharing.mode is not SharingMode.MPS or not gpus:
+        return None
+    who = place.identity
+    uid, gid, groups = (who.uid, who.gid, who.groups) if who is not None else (os.geteuid(), os.getegid(), ())
+    owner = Owner(Path(place.host.mps_root), settings.directory.absolute(), uid, gid, groups)
+    return MpsDaemons(owner, gpus, settings.node_name, settings.gpu_health.recheck, clock)
 
 
 def _docker(

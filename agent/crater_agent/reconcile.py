@@ -278,7 +278,7 @@ def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | N
         if since_ms is not None and now_ms - since_ms >= settings.memory_warning_ms:
             return Stop(name, failed, memory, min(workload.grace_ms, settings.memory_stop_grace_ms))
     if workload.gpu_fault is not None:
-        return Stop(name, AllocationStatus.LOST, workload.gpu_fault, workload.grace_ms)
+        return Stop(name, _status_of(workload.gpu_fault), workload.gpu_fault, workload.grace_ms)
     stop = _stop_for_gpu_memory(workload, now_ms, settings) or _stop_for_idle_gpu(workload, now_ms)
     if stop is not None:
         return stop
@@ -289,6 +289,11 @@ def _stop_for_limit(workload: Seen, now_ms: int, settings: Settings) -> Stop | N
             reason = Reason.of(ReasonCode.DISK_EXCEEDED, limit_bytes=limit, peak_bytes=workload.disk_bytes)
             return Stop(name, failed, reason, workload.grace_ms)
     return None
+
+
+def _status_of(gpu_fault: Reason) -> AllocationStatus:
+    """What the task did itself is its failure; what befell it is not."""
+    return AllocationStatus.FAILED if gpu_fault.code is ReasonCode.GPU_WITHOUT_MPS else AllocationStatus.LOST
 
 
 def _stop_for_gpu_memory(workload: Seen, now_ms: int, settings: Settings) -> Stop | None:
@@ -386,7 +391,7 @@ def outcome(
     if end.code == 0:
         return AllocationStatus.SUCCEEDED, Reason.of(ReasonCode.FINISHED)
     if gpu_fault is not None:
-        return AllocationStatus.LOST, gpu_fault
+        return _status_of(gpu_fault), gpu_fault
     if end.oom_kills > 0:
         limit_bytes, peak_bytes = facts.get("limit_bytes", 0), facts.get("peak_bytes", 0)
         return AllocationStatus.FAILED, Reason.of(ReasonCode.OOM_KILLED, limit_bytes=limit_bytes, peak_bytes=peak_bytes)

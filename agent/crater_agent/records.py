@@ -40,6 +40,8 @@ class Granted:
     compute_milli: int = 1000
     limit_mib: int = 0
     """The memory that it may use, where nothing but watching keeps it to that; 0: not watched."""
+    mps: bool = False
+    """It has its share as a client of the device's MPS daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,13 @@ def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int,
         ports=tuple(lease.ports),
         health=lease.health.model_dump() if lease.health else None,
         gpus=tuple(
-            Granted(grant.uuid, grant.index, grant.compute_milli, grant.memory_mib if grant.sharing in WATCHED_SHARING else 0)
+            Granted(
+                grant.uuid,
+                grant.index,
+                grant.compute_milli,
+                grant.memory_mib if grant.sharing in WATCHED_SHARING else 0,
+                grant.sharing == SharingMode.MPS,
+            )
             for grant in lease.devices
             if not grant.simulated
         ),

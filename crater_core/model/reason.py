@@ -85,6 +85,7 @@ class ReasonCode(StrEnum):
     EXIT_UNKNOWN = "exit_unknown"
     ENGINE_LOST = "engine_lost"
     GPU_FAULT = "gpu_fault"
+    GPU_WITHOUT_MPS = "gpu_without_mps"
     GPU_IDLE_STOPPED = "gpu_idle_stopped"
     UNHEALTHY = "unhealthy"
     SCALED_DOWN = "scaled_down"
@@ -247,6 +248,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.EXIT_UNKNOWN: "It ended while nobody watched; its exit code is not known.",
     _C.ENGINE_LOST: "The container engine of {node} stopped or was started anew while it ran.",
     _C.GPU_FAULT: "Its GPU {device} on {node} failed: {why}.",
+    _C.GPU_WITHOUT_MPS: "Its process {pid} used GPU {device} past MPS, so without the limits of its share.",
     _C.GPU_IDLE_STOPPED: "It was stopped for not using its GPU(s) for {idle_ms}; its gpu_idle_stop is {limit_ms}.",
     _C.UNHEALTHY: "Its health check failed {failures} times in a row: {why}.",
     _C.SCALED_DOWN: "The service needs fewer replicas.",
@@ -282,6 +284,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     "makes in /dev/char, keep this from happening.",
     _C.GPU_IDLE: "Cancel it if it no longer needs them, or ask for none.",
     _C.GPU_IDLE_STOPPED: "Ask for no GPU for the part that needs none, or raise gpu_idle_stop.",
+    _C.GPU_WITHOUT_MPS: "Let the program keep the CUDA_MPS_... variables that it is given, or ask for a whole GPU.",
     _C.GPU_FAULT: "It is tried again elsewhere where its retry policy says so; `crater nodes show` shows the state of the GPU.",
     _C.OOM_KILLED: "Ask for more memory than {peak_bytes}, or make the task use less.",
     _C.MEMORY_EXCEEDED: "Ask for more memory than {peak_bytes}, or make the task use less.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mps
 import nvml
 
 from crater_agent.nvml import Nvml
@@ -25,6 +26,8 @@ class Card:
     memory_mib: int
     environ: dict[str, str] = field(default_factory=lambda: {})
     """What an agent, or a program on the card, needs beside its own environment."""
+    stand_in: Path | None = None
+    """Where the stand-ins are, if it is none of iron."""
 
     def holder(self, *arguments: object) -> list[str]:
         """The command of a task that holds memory on it."""
@@ -42,7 +45,8 @@ def stand_in(directory: Path) -> Card:
     nvml.build_cuda(directory)
     other = "GPU-bbbbbbbb-0000-1111-2222-333333333333"
     nvml.write(directory / "gpus", [nvml.gpu(STAND_IN_UUID, use=0), nvml.gpu(other, bus="00000000:02:00.0", use=0)])
-    return Card(STAND_IN_UUID, 0, 81_920, nvml.environ(library, directory / "gpus"))
+    mps.build(directory)
+    return Card(STAND_IN_UUID, 0, 81_920, {**nvml.environ(library, directory / "gpus"), **mps.environ(directory)}, directory)
 
 
 def real() -> Card | str:

@@ -2,21 +2,26 @@
 
    Its cards are those of the NVML stand-in's file (CRATER_NVML_FILE), counted by PCI bus and chosen by CUDA_VISIBLE_DEVICES, by UUID
    or by index, as CUDA does: an entry that is no card ends the list. What a process allocates is told to the NVML stand-in by a file
-   of its own in CRATER_NVML_FILE.processes, and counts there while the process lives. CUDA_MPS_PINNED_DEVICE_MEM_LIMIT holds the
-   process to its limit on device 0, as under MPS. It is strict: flags, handles and sizes that cannot be right end the process. */
+   of its own in CRATER_NVML_FILE.processes, and counts there while the process lives. Without that variable the file is `gpus` beside
+   this library. Where CUDA_MPS_PIPE_DIRECTORY leads to a daemon of tests/mps the process is its client, and
+   CUDA_MPS_PINNED_DEVICE_MEM_LIMIT holds it to its limit on device 0; where it leads to none it runs on without. It is strict: flags, handles and sizes that cannot be right end the process. */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define OK 0
 #define INVALID_VALUE 1
 #define OUT_OF_MEMORY 2
 #define NO_DEVICE 100
+#define MPS_CONNECTION_FAILED 805
 #define MAX 16
 #define MIB 1048576ULL
 
@@ -27,11 +32,47 @@ static card cards[MAX], seen[MAX];
 static int cards_n, seen_n, ready, current = -1, use;
 static unsigned long long held[MAX];
 
+static int mps = -1; /* The connection to the daemon. */
+
+static const char *cards_file(void) {
+    static char beside[512];
+    const char *given = getenv("CRATER_NVML_FILE");
+    Dl_info here;
+    if (given) return given;
+    if (!dladdr((void *)cards_file, &here) || !here.dli_fname) abort();
+    snprintf(beside, sizeof beside, "%s", here.dli_fname);
+    char *slash = strrchr(beside, '/');
+    if (!slash) abort();
+    strcpy(slash + 1, "gpus");
+    return beside;
+}
+
+/* Whether the process may go on: as a client, or without MPS where there is no daemon. */
+static int join_mps(void) {
+    const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char line[64];
+    if (!pipe) return 1;
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/control", pipe);
+    int to = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(to, (struct sockaddr *)&address, sizeof address)) {
+        close(to);
+        return 1;
+    }
+    int length = snprintf(line, sizeof line, "client %d %u\n", getpid(), geteuid());
+    if (write(to, line, (size_t)length) != length || read(to, line, sizeof line) < 3 || strncmp(line, "ok\n", 3)) {
+        close(to);
+        return 0;
+    }
+    mps = to;
+    return 1;
+}
+
 static int by_bus(const void *a, const void *b) { return strcasecmp(((const card *)a)->bus, ((const card *)b)->bus); }
 
 static void look(void) {
-    const char *path = getenv("CRATER_NVML_FILE"), *wanted = getenv("CUDA_VISIBLE_DEVICES");
-    FILE *file = path ? fopen(path, "r") : NULL;
+    const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
+    FILE *file = fopen(cards_file(), "r");
     char line[512], list[1024];
     while (file && fgets(line, sizeof line, file))
         if (cards_n < MAX && sscanf(line, "gpu %95s %31s %llu", cards[cards_n].uuid, cards[cards_n].bus, &cards[cards_n].memory_mib) == 3)
@@ -60,15 +101,15 @@ static unsigned long long limit_of(int device) {
     const char *text = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
     unsigned long long number;
     char unit = 0;
-    if (device != 0 || !text || sscanf(text, "0=%llu%c", &number, &unit) < 1) return ~0ULL;
+    if (mps < 0 || device != 0 || !text || sscanf(text, "0=%llu%c", &number, &unit) < 1) return ~0ULL;
     return number * (unit == 'G' ? 1024 * MIB : unit == 'M' ? MIB : unit == 'K' ? 1024 : 1);
 }
 
 /* One file a process, replaced in one step. */
 static void tell(void) {
     char directory[512], path[600], fresh[640];
-    const char *kind = getenv("CUDA_MPS_PIPE_DIRECTORY") ? "mps" : "compute";
-    snprintf(directory, sizeof directory, "%s.processes", getenv("CRATER_NVML_FILE"));
+    const char *kind = mps >= 0 ? "mps" : "compute";
+    snprintf(directory, sizeof directory, "%s.processes", cards_file());
     mkdir(directory, 0777);
     snprintf(path, sizeof path, "%s/%d", directory, getpid());
     snprintf(fresh, sizeof fresh, "%s/.%d", directory, getpid());
@@ -89,6 +130,7 @@ static void need(int right) {
 int cuInit(unsigned flags) {
     need(!flags);
     if (!ready) look();
+    if (!ready && seen_n && !join_mps()) return MPS_CONNECTION_FAILED;
     ready = 1;
     return seen_n ? OK : NO_DEVICE;
 }

@@ -204,12 +204,15 @@ def test_a_task_sees_its_own_cards_by_uuid(library: Path, place: Path, start, sc
     assert scheduler.read_log("a").text == "GPU-b PCI_BUS_ID 500\n"
 
 
-def test_mps_on_a_real_card_is_refused_for_now(library: Path, place: Path, start, scheduler: SchedulerStandIn):
+def test_without_the_control_program_no_share_by_mps_is_offered(library: Path, place: Path, start, scheduler: SchedulerStandIn):
     nvml.write(place / "gpus", [nvml.gpu("GPU-a")])
-    environ = nvml.environ(library, place / "gpus")
-    agent = start(environ=environ, resource_pools=None, gpu_sharing={"enabled": True, "compute_mode": "mps"})
-    assert agent.process.wait(20) == 2
-    assert "gpu_sharing.compute_mode: found 'mps'; expected time_slice or exclusive: MPS daemons" in agent.log
+    start(
+        environ=nvml.environ(library, place / "gpus"), resource_pools=None, gpu_sharing={"enabled": True, "compute_mode": "mps"}
+    )
+    poll_until(lambda: scheduler.declaration.devices[0].unwell, what="the card out")
+    device = scheduler.declaration.devices[0]
+    assert (device.sharing.value, device.healthy) == ("mps", False)
+    assert device.unwell == "MPS: nvidia-cuda-mps-control was not found on the agent's PATH"
 
 
 def test_without_a_driver_the_node_says_so_once_and_goes_on(library: Path, place: Path, start, scheduler: SchedulerStandIn):
