@@ -101,10 +101,11 @@ class DockerWorld:
     # ---- images
 
     def add_busybox(self, name: str = "crater-busybox:1") -> str:
-        self._import(busybox_layer(), name, ["ENV PATH=/bin", "WORKDIR /tmp"])
+        self.add(busybox_layer(), name, ["ENV PATH=/bin", "WORKDIR /tmp"])
         return name
 
-    def _import(self, content: bytes, name: str, changes: list[str]) -> None:
+    def add(self, content: bytes, name: str, changes: list[str]) -> None:
+        """An image of one layer."""
         repository, _, tag = name.partition(":")
         with contextlib.closing(self.client()) as client:
             client.import_image_from_data(content, repository=repository, tag=tag, changes=changes)

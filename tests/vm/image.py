@@ -180,9 +180,9 @@ def _system(tree: Path) -> None:
     listed = subprocess.run(["dpkg-query", "-L", *PACKAGES], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():
         if line.startswith("/") and not re.match(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|zsh)", line):
-            _copy(Path(line), tree)
+            copy_into(Path(line), tree)
     _python(tree)
-    _libraries(tree)
+    copy_libraries(tree)
     (tree / "etc/passwd").write_text(
         "root:x:0:0::/root:/bin/bash\nnobody:x:65534:65534::/:/bin/false\ncrater:x:900:900::/var/lib/crater:/bin/false\n"
     )
@@ -200,7 +200,7 @@ def _system(tree: Path) -> None:
         (units / f"{unit}.service").symlink_to("/dev/null")
 
 
-def _copy(path: Path, tree: Path) -> None:
+def copy_into(path: Path, tree: Path) -> None:
     target = tree / str(path).lstrip("/")
     if path.is_symlink():
         if not target.is_symlink() and not target.exists():
@@ -219,7 +219,7 @@ def _python(tree: Path) -> None:
     """The interpreter where every user can run it, and a virtual environment with what the project needs at /opt/crater."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base, interpreter = Path(sys.base_prefix), Path("/opt/python/bin") / version
-    _copy(Path("/usr/share/zoneinfo/UTC").resolve(), tree)
+    copy_into(Path("/usr/share/zoneinfo/UTC").resolve(), tree)
     (tree / "opt/python/bin").mkdir(parents=True)
     shutil.copy2((base / "bin" / version).resolve(), tree / str(interpreter).lstrip("/"))
     shutil.copytree(base / "lib" / version, tree / "opt/python/lib" / version, symlinks=True, ignore=WITHOUT)
@@ -257,7 +257,7 @@ def _distributions() -> list[importlib.metadata.Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def _libraries(tree: Path) -> None:
+def copy_libraries(tree: Path) -> None:
     """Every shared library that a program or library of the tree asks for."""
     elves = [path for path in tree.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
     shown = subprocess.run(["ldd", *elves], capture_output=True, text=True, check=False).stdout
