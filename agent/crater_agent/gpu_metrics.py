@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from crater_agent.gpu_device import Device
 from crater_agent.gpu_faults import THROTTLE_NAMES, throttling
 from crater_agent.gpu_reading import Reading
-from crater_agent.gpu_watch import Device
 from crater_agent.workload import Workload
 from crater_core.wire.agents import DeviceDeclaration
 

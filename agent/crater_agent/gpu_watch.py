@@ -6,28 +6,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import pwd
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from crater_agent.config import GpuHealth
+from crater_agent.gpu_device import RELEASE_S, Device
 from crater_agent.gpu_faults import UNWELCOME, Fault, Whose, of_reading, of_xid, throttling, whose, xid_text
-from crater_agent.gpu_idle import idle_since
 from crater_agent.gpu_kept import KeptFaults
 from crater_agent.gpu_quarantine import AT_ONCE, Quarantine, looked_at, struck
 from crater_agent.gpu_reader import CardReader, News
 from crater_agent.gpu_reading import Glance, Reading, XidEvent
-from crater_agent.gpu_tenants import Tenancy, any_use, faults_of_tenancy, shares_of_use, tenancy
+from crater_agent.gpu_strangers import lives, who_is
+from crater_agent.gpu_tenants import faults_of_tenancy, tenancy
+from crater_agent.gpu_use import count_use, measure
 from crater_agent.mps_control import is_mps
 from crater_agent.mps_daemons import MpsDaemons
 from crater_agent.nvml import Gpu, Nvml
 from crater_agent.reconcile import Phase
-from crater_agent.records import Granted, Record, Records
+from crater_agent.records import Record, Records
 from crater_agent.runtimes import Runtimes
-from crater_agent.workload import DeviceUse, Workload
+from crater_agent.workload import Workload
 from crater_core.clock import Clock
 from crater_core.errors import RuntimeFailed
 from crater_core.model.reason import Reason, ReasonCode
@@ -36,33 +34,8 @@ from crater_core.wire.agents import Lease
 log = logging.getLogger("crater.agent.gpu")
 STRANGER_MS = 1_500
 """A process that is on a device for less is one that is just being taken away, or one that only looks."""
-RELEASE_S = 6.0
-"""How long the driver may take to give back what an ended task held, before a next task is refused the device."""
 TICK_S = 1.0
 INSIDE_MS = 15_000
-
-
-@dataclass(slots=True)
-class Device:
-    """What is known of one."""
-
-    gpu: Gpu
-    reader: CardReader
-    reading: Reading | None = None
-    """The last whole one."""
-    glance: Glance | None = None
-    """The last of any kind."""
-    looked_ms: int = 0
-    tenancy: Tenancy | None = None
-    quarantine: Quarantine = Quarantine()
-    strangers: dict[int, int] = field(default_factory=lambda: {})
-    """Since when a process of nobody's was seen, by pid."""
-    unsettled_ms: int | None = None
-    """Since when something of an ended task may still be there; at first, until it was looked at."""
-    reported: str = ""
-    """Why it is in quarantine, as the scheduler knows it."""
-    xids: int = 0
-    throttled: frozenset[str] = frozenset()
 
 
 class GpuWatch:
@@ -241,9 +214,9 @@ class GpuWatch:
         tenants = self._tenants(device)
         owners = self._owners(device)
         alone = self._alone(device, tenants)
-        gone = {holder.pid for holder in glance.holders or () if holder.pid not in owners and not _lives(holder.pid)}
+        gone = {holder.pid for holder in glance.holders or () if holder.pid not in owners and not lives(holder.pid)}
         waiting = self._look_for_strangers(device, glance, owners, now_ms)
-        known = {pid: _who(pid) for pid, since_ms in device.strangers.items() if now_ms - since_ms >= STRANGER_MS}
+        known = {pid: who_is(pid) for pid, since_ms in device.strangers.items() if now_ms - since_ms >= STRANGER_MS}
         device.tenancy = tenancy(glance, owners, alone, known, gone)
         if self.mps is not None:
             there = {
@@ -251,9 +224,9 @@ class GpuWatch:
             }
             self.mps.computing(glance.uuid, there)
         occupied = bool(tenants)
-        self._settle(device, waiting or bool(gone), occupied, now_ms)
-        if not glance.error:
-            self._measure(device, tenants)
+        device.settle(waiting or bool(gone), occupied, now_ms)
+        if not glance.error and measure(device, tenants, self._records):
+            self.on_change()
         if isinstance(news, Reading):
             self._take_whole(device, news, tenants, owners, alone, now_ms)
         elif device.unsettled_ms is None or occupied:
@@ -268,7 +241,7 @@ class GpuWatch:
             log.warning("GPU %d (%s) is slowed down: %s", device.gpu.index, device.gpu.uuid, ", ".join(sorted(throttled)))
         device.throttled = throttled
         if not reading.glance.error:
-            self._count_use(device, reading, tenants, owners, alone, now_ms)
+            count_use(device, reading, tenants, owners, alone, self._records, now_ms, self._began_ms)
         self._judge(device, of_reading(reading, self._settings.ignore), bool(tenants), now_ms)
 
     def _judge(self, device: Device, faults: tuple[Fault, ...], occupied: bool, now_ms: int) -> None:
@@ -319,14 +292,14 @@ class GpuWatch:
         return [workload for workload in self._workloads.values() if workload.running and workload.lives]
 
     def _tenants(self, device: Device) -> list[Workload]:
-        return [workload for workload in self._running() if _has(workload, device)]
+        return [workload for workload in self._running() if device.is_of(workload)]
 
     def _of_card(self, card: str) -> list[Device]:
         return [device for device in self.devices.values() if device.gpu.card == card]
 
     def _owners(self, device: Device) -> dict[int, str]:
         """What is being started may be there already, before it counts as running."""
-        starting = [w for w in self._workloads.values() if w.phase is Phase.STARTING and _has(w, device)]
+        starting = [w for w in self._workloads.values() if w.phase is Phase.STARTING and device.is_of(w)]
         return {pid: w.allocation for w in (*starting, *self._tenants(device)) for pid in self._runtimes.of(w.record).pids(w)}
 
     @staticmethod
@@ -334,8 +307,7 @@ class GpuWatch:
         """The one that has all of it: who else is there is not one of ours."""
         if len(tenants) != 1:
             return None
-        grant = next(grant for grant in tenants[0].record.gpus if grant.uuid == device.gpu.uuid)
-        return tenants[0].allocation if grant.compute_milli >= 1000 else None
+        return tenants[0].allocation if device.grant_of(tenants[0]).compute_milli >= 1000 else None
 
     def _look_for_strangers(self, device: Device, glance: Glance, owners: Mapping[int, str], now_ms: int) -> bool:
         """Whether there are some that were not there for long yet."""
@@ -344,100 +316,9 @@ class GpuWatch:
             for holder in glance.holders or ()
             if holder.computes
             and holder.pid not in owners
-            and _lives(holder.pid)
+            and lives(holder.pid)
             and not is_mps(holder.pid)
             and (self.mps is None or holder.pid not in self.mps.probes)
         }
         device.strangers = {pid: device.strangers.get(pid, now_ms) for pid in there}
         return any(now_ms - since_ms < STRANGER_MS for since_ms in device.strangers.values())
-
-    @staticmethod
-    def _settle(device: Device, waiting: bool, occupied: bool, now_ms: int) -> None:
-        """Look again soon while something may be left of an ended task, until it is gone or has been there for too long."""
-        if waiting and device.unsettled_ms is None:
-            device.unsettled_ms = now_ms
-        if device.unsettled_ms is None:
-            return
-        glance, late = device.glance, now_ms - device.unsettled_ms >= RELEASE_S * 1000 / 2
-        empty = glance is not None and not faults_of_tenancy(glance, device.tenancy, occupied) and not device.strangers
-        if (empty and not waiting) or late:
-            device.unsettled_ms = None
-
-    # ---- what they use
-
-    def _measure(self, device: Device, tenants: list[Workload]) -> None:
-        if device.tenancy is None:
-            return
-        for workload in tenants:
-            if not workload.gpus:
-                busy_ms, peak_mib = self._records.gpu_use(workload.allocation)
-                workload.use = replace(workload.use, gpu_busy_ms=busy_ms, gpu_memory_peak_mib=peak_mib)
-            use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
-            use.memory_mib = device.tenancy.memory_mib.get(workload.allocation, 0)
-            self._sum_up(workload)
-            grant = _grant(workload, device)
-            over = bool(grant.limit_mib) and use.memory_mib > grant.limit_mib
-            if over:
-                self.on_change()
-
-    @staticmethod
-    def _sum_up(workload: Workload, busy_ms: int = 0) -> None:
-        uses = workload.gpus.values()
-        most = max((use.memory_mib for use in uses), default=0)
-        workload.use = replace(
-            workload.use,
-            gpu_memory_mib=sum(use.memory_mib for use in uses),
-            gpu_memory_peak_mib=max(workload.use.gpu_memory_peak_mib, most),
-            gpu_percent_milli=sum((use.percent or 0) * 10 for use in uses),
-            gpu_busy_ms=workload.use.gpu_busy_ms + busy_ms,
-        )
-
-    def _count_use(
-        self, device: Device, reading: Reading, tenants: list[Workload], owners: Mapping[int, str], alone: str | None, now_ms: int
-    ) -> None:
-        shares = shares_of_use(reading, owners, alone)
-        for workload in tenants:
-            use = workload.gpus.setdefault(device.gpu.uuid, DeviceUse())
-            since_ms = now_ms - (
-                use.sampled_ms if use.sampled_ms is not None else max(workload.record.started_ms, self._began_ms)
-            )
-            use.percent = None if shares is None else shares.get(workload.allocation, 0)
-            use.sampled_ms = now_ms
-            pids = [pid for pid, allocation in owners.items() if allocation == workload.allocation]
-            use.used = any_use(reading, pids, workload.allocation == alone)
-            self._sum_up(workload, max(0, since_ms) * (use.percent or 0) // 100)
-            self._records.keep_gpu_use(workload.allocation, workload.use.gpu_busy_ms, workload.use.gpu_memory_peak_mib)
-            # Of a device that has not been read yet nobody can tell.
-            used = [workload.gpus[g.uuid].used if g.uuid in workload.gpus else None for g in workload.record.gpus]
-            workload.gpu_idle_since_ms = idle_since(workload.gpu_idle_since_ms, used, now_ms)
-
-
-def _has(workload: Workload, device: Device) -> bool:
-    return any(grant.uuid == device.gpu.uuid for grant in workload.record.gpus)
-
-
-def _grant(workload: Workload, device: Device) -> Granted:
-    return next(grant for grant in workload.record.gpus if grant.uuid == device.gpu.uuid)
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _who(pid: int) -> tuple[str, str]:
-    """Its user and its program's name. Not its arguments: they may hold secrets."""
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
-    except OSError:
-        return "?", "gone"
-    try:
-        return pwd.getpwuid(uid).pw_name, _comm(pid)
-    except KeyError:
-        return str(uid), _comm(pid)

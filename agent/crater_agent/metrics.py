@@ -9,7 +9,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from crater_agent import gpu_metrics
-from crater_agent.gpu_watch import Device
+from crater_agent.gpu_device import Device
 from crater_agent.machine import MachineSample
 from crater_agent.node_watch import GROWING, NodeWatch, Rates
 from crater_agent.workload import Workload

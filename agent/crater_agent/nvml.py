@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,17 @@ from typing import Any, cast
 import pynvml as _pynvml
 
 from crater_agent.gpu_access import why_closed
-from crater_agent.gpu_reading import Glance, Holder, Reading, XidEvent
+from crater_agent.gpu_reading import Glance, Reading, XidEvent
+from crater_agent.nvml_card import (
+    capability_of,
+    glance_at,
+    memory_mib_of,
+    mig_places_of,
+    number_or_none,
+    process_use,
+    reading_of,
+    text_of,
+)
 
 # The library has no type information.
 _nvml = cast(Any, _pynvml)
@@ -71,8 +81,8 @@ class Nvml:
             note = self._start()
             if note:
                 return Discovery(note=note)
-            driver = _text(_nvml.nvmlSystemGetDriverVersion())
-            cuda = _number(_nvml.nvmlSystemGetCudaDriverVersion_v2)
+            driver = text_of(_nvml.nvmlSystemGetDriverVersion())
+            cuda = number_or_none(_nvml.nvmlSystemGetCudaDriverVersion_v2)
             found: list[Gpu] = []
             notes: list[str] = []
             handles = self._handles(notes)
@@ -87,20 +97,20 @@ class Nvml:
 
     def glance(self, uuid: str) -> Glance:
         with self._in():
-            return self._glance(uuid)
+            return glance_at(uuid)
 
     def read(self, gpu: Gpu, since_us: int) -> tuple[Reading, int]:
         """All of one device, and the time stamp of its newest sample of use by process: hand it in the next time."""
         with self._in():
-            glance = self._glance(gpu.uuid)
+            glance = glance_at(gpu.uuid)
             if glance.error:
                 return Reading(glance, process_use=None), since_us
             try:
                 card = _nvml.nvmlDeviceGetHandleByUUID(gpu.card)
             except _nvml.NVMLError as error:
                 return Reading(Glance(gpu.uuid, error=str(error)), process_use=None), since_us
-            use, newest_us = _process_use(card, since_us) if not gpu.mig else (None, since_us)
-            return _reading(glance, card, use), newest_us
+            use, newest_us = process_use(card, since_us) if not gpu.mig else (None, since_us)
+            return reading_of(glance, card, use), newest_us
 
     def events_of(self, card: str, timeout_ms: int) -> Iterator[XidEvent | None]:
         """What happens to a card, until the library is opened anew or the card is lost. None each `timeout_ms` without news."""
@@ -176,26 +186,29 @@ class Nvml:
         for number in range(int(_nvml.nvmlDeviceGetCount())):
             try:
                 handle = _nvml.nvmlDeviceGetHandleByIndex(number)
-                handles.append((_text(_nvml.nvmlDeviceGetPciInfo(handle).busId).lower(), handle))
+                handles.append((text_of(_nvml.nvmlDeviceGetPciInfo(handle).busId).lower(), handle))
             except _nvml.NVMLError as error:
                 notes.append(f"GPU {number}: {_trouble(error)}")
         return [handle for _, handle in sorted(handles, key=lambda pair: pair[0])]
 
     def _describe(self, handle: Any, index: int, handles: list[Any]) -> Iterator[Gpu]:
-        uuid, name = _text(_nvml.nvmlDeviceGetUUID(handle)), _text(_nvml.nvmlDeviceGetName(handle))
+        uuid, name = text_of(_nvml.nvmlDeviceGetUUID(handle)), text_of(_nvml.nvmlDeviceGetName(handle))
         slices = list(self._mig_slices(handle))
-        numa_node = _numa_node(_text(_nvml.nvmlDeviceGetPciInfo(handle).busId))
-        minor = _number(lambda: _nvml.nvmlDeviceGetMinorNumber(handle))
-        capability = _capability(handle)
+        numa_node = _numa_node(text_of(_nvml.nvmlDeviceGetPciInfo(handle).busId))
+        minor = number_or_none(lambda: _nvml.nvmlDeviceGetMinorNumber(handle))
+        capability = capability_of(handle)
         if not slices:
-            memory_mib = _memory_mib(handle)
-            bus_id = _text(_nvml.nvmlDeviceGetPciInfo(handle).busId)
+            memory_mib = memory_mib_of(handle)
+            bus_id = text_of(_nvml.nvmlDeviceGetPciInfo(handle).busId)
             links = self._links(handle, handles)
             yield Gpu(uuid, index, name, memory_mib, bus_id, numa_node, links, minor=minor, compute_capability=capability)
         for slice_handle in slices:
-            memory_mib = _memory_mib(slice_handle)
-            slice_uuid, slice_name = _text(_nvml.nvmlDeviceGetUUID(slice_handle)), _text(_nvml.nvmlDeviceGetName(slice_handle))
-            places = _mig_places(minor, slice_handle)
+            memory_mib = memory_mib_of(slice_handle)
+            slice_uuid, slice_name = (
+                text_of(_nvml.nvmlDeviceGetUUID(slice_handle)),
+                text_of(_nvml.nvmlDeviceGetName(slice_handle)),
+            )
+            places = mig_places_of(minor, slice_handle)
             yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), True, uuid, minor, places, capability)
 
     def _mig_slices(self, handle: Any) -> Iterator[Any]:
@@ -218,167 +231,13 @@ class Nvml:
             with contextlib.suppress(_nvml.NVMLError):
                 status = _nvml.nvmlDeviceGetP2PStatus(handle, other, _nvml.NVML_P2P_CAPS_INDEX_NVLINK)
                 if status == _nvml.NVML_P2P_STATUS_OK:
-                    peers.append(_text(_nvml.nvmlDeviceGetUUID(other)))
+                    peers.append(text_of(_nvml.nvmlDeviceGetUUID(other)))
         return tuple(peers)
-
-    def _glance(self, uuid: str) -> Glance:
-        try:
-            handle = _nvml.nvmlDeviceGetHandleByUUID(uuid)
-            used_mib = _used_mib(handle)
-        except _nvml.NVMLError as error:
-            return Glance(uuid, error=str(error))
-        use = _number(lambda: _nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        return Glance(uuid, use, used_mib, _holders(handle))
-
-
-def _memory_mib(handle: Any) -> int:
-    """0 where it does not say, as a GPU that shares the memory of its host."""
-    try:
-        return int(_nvml.nvmlDeviceGetMemoryInfo(handle).total) // 1024**2
-    except _nvml.NVMLError_NotSupported:
-        return 0
-
-
-def _used_mib(handle: Any) -> int | None:
-    """Without what the driver keeps for itself, where it can tell the two apart."""
-    try:
-        info = _nvml.nvmlDeviceGetMemoryInfo(handle, _nvml.nvmlMemory_v2)
-    except (_nvml.NVMLLibraryMismatchError, _nvml.NVMLError_FunctionNotFound, _nvml.NVMLError_NotSupported):
-        try:
-            info = _nvml.nvmlDeviceGetMemoryInfo(handle)
-        except _nvml.NVMLError_NotSupported:
-            return None
-    return int(info.used) // 1024**2
-
-
-def _holders(handle: Any) -> tuple[Holder, ...] | None:
-    """A process that is in several lists counts once, with the most. None where none of the lists can be had."""
-    found: dict[int, Holder] = {}
-    known = False
-    for read, computes in (
-        (_nvml.nvmlDeviceGetComputeRunningProcesses_v3, True),
-        (_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, True),
-        (_nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, False),
-    ):
-        with contextlib.suppress(_nvml.NVMLError):
-            for process in read(handle):
-                pid, memory = int(process.pid), process.usedGpuMemory
-                mib = None if memory is None else int(memory) // 1024**2
-                before = found.get(pid, Holder(pid, None, False))
-                most = mib if before.memory_mib is None else max(before.memory_mib, mib or 0)
-                found[pid] = Holder(pid, most, before.computes or computes)
-            known = True
-    return tuple(found[pid] for pid in sorted(found)) if known else None
-
-
-def _process_use(handle: Any, since_us: int) -> tuple[Mapping[int, int] | None, int]:
-    """The mean of the samples of each process since then."""
-    try:
-        samples = _nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-    except _nvml.NVMLError_NotFound:
-        return {}, since_us
-    except _nvml.NVMLError:
-        return None, since_us
-    uses: dict[int, list[int]] = {}
-    for sample in samples:
-        # The driver may leave room at the end empty, and samples of long ago in it.
-        if sample.pid and sample.timeStamp > since_us and sample.smUtil <= 100:
-            uses.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-    newest_us = max((int(sample.timeStamp) for sample in samples if sample.pid), default=since_us)
-    return {pid: round(sum(found) / len(found)) for pid, found in uses.items()}, max(since_us, newest_us)
-
-
-def _reading(glance: Glance, card: Any, use: Mapping[int, int] | None) -> Reading:
-    n = _nvml
-    remapped = _tried(lambda: n.nvmlDeviceGetRemappedRows(card))
-    fields = _fields(card)
-    causes = (n.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, n.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
-    volatile, corrected, uncorrected = (
-        n.NVML_VOLATILE_ECC,
-        n.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-        n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-    )
-    pending = _number(lambda: n.nvmlDeviceGetRetiredPagesPendingStatus(card))
-    return Reading(
-        glance,
-        temperature_celsius=_number(lambda: n.nvmlDeviceGetTemperature(card, n.NVML_TEMPERATURE_GPU)),
-        power_milliwatt=_number(lambda: n.nvmlDeviceGetPowerUsage(card)),
-        sm_clock_mhz=_number(lambda: n.nvmlDeviceGetClockInfo(card, n.NVML_CLOCK_SM)),
-        memory_clock_mhz=_number(lambda: n.nvmlDeviceGetClockInfo(card, n.NVML_CLOCK_MEM)),
-        pcie_sent_kib_per_s=_number(lambda: n.nvmlDeviceGetPcieThroughput(card, n.NVML_PCIE_UTIL_TX_BYTES)),
-        pcie_received_kib_per_s=_number(lambda: n.nvmlDeviceGetPcieThroughput(card, n.NVML_PCIE_UTIL_RX_BYTES)),
-        nvlink_sent_kib=fields.get(n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
-        nvlink_received_kib=fields.get(n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
-        ecc_corrected=_number(lambda: n.nvmlDeviceGetTotalEccErrors(card, corrected, volatile)),
-        ecc_uncorrected=_number(lambda: n.nvmlDeviceGetTotalEccErrors(card, uncorrected, volatile)),
-        retired_pages=_number(lambda: sum(len(n.nvmlDeviceGetRetiredPages(card, cause)) for cause in causes)),
-        retirement_pending=None if pending is None else bool(pending),
-        remapped_rows=None if remapped is None else int(remapped[0]) + int(remapped[1]),
-        remap_pending=None if remapped is None else bool(remapped[2]),
-        remap_failed=None if remapped is None else bool(remapped[3]),
-        throttle_mask=_throttle_mask(card),
-        recovery=fields.get(n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
-        use_percent_max=glance.use_percent,
-        process_use=use,
-    )
-
-
-def _throttle_mask(card: Any) -> int | None:
-    """By its name of today, or by that of drivers before 535."""
-    mask = _number(lambda: _nvml.nvmlDeviceGetCurrentClocksEventReasons(card))
-    return mask if mask is not None else _number(lambda: _nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
-
-
-def _fields(card: Any) -> dict[int, int]:
-    """Of some values that have no call of their own, those that the card gives. NVLink's are sums over its links."""
-    n = _nvml
-    every_link = 0xFFFFFFFF
-    asked = [
-        (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, every_link),
-        (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, every_link),
-        (n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0),
-    ]
-    values = _tried(lambda: n.nvmlDeviceGetFieldValues(card, asked)) or ()
-    wide = (n.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, n.NVML_VALUE_TYPE_UNSIGNED_LONG)
-    return {
-        int(value.fieldId): int(value.value.ullVal if value.valueType in wide else value.value.uiVal)
-        for value in values
-        if value.nvmlReturn == n.NVML_SUCCESS
-    }
-
-
-def _capability(handle: Any) -> str:
-    found = _tried(lambda: _nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    return f"{found[0]}.{found[1]}" if found is not None else ""
 
 
 def _version(cuda: int) -> str:
     """12080 as 12.8."""
     return f"{cuda // 1000}.{cuda % 1000 // 10}"
-
-
-def _tried(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except _nvml.NVMLError:
-        return None
-
-
-def _mig_places(minor: int | None, handle: Any) -> tuple[str, ...]:
-    instance = _number(lambda: _nvml.nvmlDeviceGetGpuInstanceId(handle))
-    compute = _number(lambda: _nvml.nvmlDeviceGetComputeInstanceId(handle))
-    if minor is None or instance is None or compute is None:
-        return ()
-    return (f"gpu{minor}/mig/gi{instance}", f"gpu{minor}/mig/gi{instance}/ci{compute}")
-
-
-def _number(read: Callable[[], Any]) -> int | None:
-    value = _tried(read)
-    return None if value is None else int(value)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _numa_node(bus_id: str) -> int | None:
