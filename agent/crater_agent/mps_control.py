@@ -60,6 +60,11 @@ class Control:
         """Whether something was started here that has not been taken away."""
         return self._directory.exists()
 
+    @property
+    def lives(self) -> bool:
+        """Whether the daemon's process is there, whether or not it answers."""
+        return any(is_mps(pid) for pid in self._daemon())
+
     async def start(self) -> None:
         program = _program()
         try:

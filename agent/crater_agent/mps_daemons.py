@@ -27,6 +27,8 @@ log = logging.getLogger("crater.agent.mps")
 LOOK_S = 1.0
 WITHOUT_MS = 2_000
 """A process that has just come may be known to the driver before the daemon's list shows it."""
+SILENT_MAX = 3
+"""A daemon that lives may be late on a busy node; so often in a row is taken for its end."""
 LEAVE_S = 5.0
 """How long clients may take to be let go, before their processes are killed all the same."""
 
@@ -45,6 +47,8 @@ class Daemon:
     why: str = ""
     """Why no share of the device is given out."""
     tried_ms: int = 0
+    silent: int = 0
+    """How often in a row it has not answered."""
     computing: dict[int, str] = field(default_factory=lambda: {})
     """Processes of tenants that the driver sees on the device, with their allocations."""
     without_ms: dict[int, int] = field(default_factory=lambda: {})
@@ -151,7 +155,7 @@ class MpsDaemons:
         log.info("GPU %d is shared by MPS: its daemon runs, and a probe has passed", daemon.gpu.index)
 
     async def _take_down(self, daemon: Daemon) -> None:
-        daemon.up = False
+        daemon.up, daemon.silent = False, 0
         await daemon.control.quit(daemon.servers)
         daemon.servers = set()
 
@@ -211,8 +215,11 @@ class MpsDaemons:
                 servers = set(await daemon.control.servers())
                 clients = await daemon.control.clients(sorted(servers)) if daemon.computing else {}
             except RuntimeFailed as error:
-                await self._crashed(daemon, error.message)
+                daemon.silent += 1
+                if daemon.silent >= SILENT_MAX or not daemon.control.lives:
+                    await self._crashed(daemon, error.message)
                 return
+            daemon.silent = 0
             if gone := daemon.servers - servers:
                 await self._crashed(daemon, f"its MPS server (pid {min(gone)}) has ended")
                 return

@@ -58,7 +58,7 @@ def _places(agent: AgentProcess) -> list[Path]:
     return list(Path("/run/crater-mps").glob(f"{agent.group_name.rpartition('-')[2]}/*"))
 
 
-def _server(agent: AgentProcess, card: Card) -> int:
+def _server(agent: AgentProcess) -> int:
     """On a card the daemon's servers have its environment; which of the two a process is, its parent tells."""
     found = _daemons(agent)
     parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in found}
@@ -118,7 +118,7 @@ def test_a_server_that_dies_ends_its_tasks_and_the_card_is_out_until_a_probe_pas
     agent = begin(gpu_sharing=MPS)
     _give(scheduler, card, "a", card.holder("--hold", 512))
     _holds(scheduler, "a")
-    server = _server(agent, card)
+    server = _server(agent)
     if card.stand_in is not None:
         mps.steer(card.stand_in, "fault")
     os.kill(server, signal.SIGKILL)
@@ -131,6 +131,27 @@ def test_a_server_that_dies_ends_its_tasks_and_the_card_is_out_until_a_probe_pas
     poll_until(lambda: not _unwell(scheduler, card), SECONDS, "the card back")
     _give(scheduler, card, "b", card.holder("--hold", 512))
     assert _holds(scheduler, "b")[0]["code"] == 0
+
+
+def test_a_daemon_that_dies_ends_its_tasks_and_one_that_is_late_does_not(card: Card, begin, scheduler: SchedulerStandIn):
+    agent = begin(gpu_sharing=MPS)
+    _give(scheduler, card, "a", card.holder("--hold", 512))
+    _holds(scheduler, "a")
+    if card.stand_in is not None:
+        mps.steer(card.stand_in, "mute")
+        asked = len(mps.commands(card.stand_in))
+        poll_until(lambda: len(mps.commands(card.stand_in)) >= asked + 2, SECONDS, "a question without an answer, and one more")
+        mps.steer(card.stand_in)
+    _give(scheduler, card, "b", card.holder("--hold", 512))
+    _holds(scheduler, "b")
+    assert not [report for report in scheduler.reports_of("a") if report.status.ended]
+    server = _server(agent)
+    (daemon,) = set(_daemons(agent)) - {server}
+    os.kill(daemon, signal.SIGKILL)
+    for name in ("a", "b"):
+        end = scheduler.final(name, SECONDS)
+        assert (end.status.value, end.reason.code.value) == ("lost", "gpu_fault")
+    poll_until(lambda: not _places(agent) and not _daemons(agent), SECONDS, "nothing left")
 
 
 def test_a_daemon_outlives_the_agent_and_goes_with_its_last_task(card: Card, begin, scheduler: SchedulerStandIn):
