@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterEventType
+from dagster_service import a_dagster
 from dagster_world import World, a_home
 from harness import SchedulerProcess, wait_until
 from postgres_server import PostgresServer, a_postgres
@@ -26,8 +27,11 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="module")
 def pg_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient, postgres: PostgresServer) -> Iterator[World]:
-    storage = {"postgres": {"postgres_url": postgres.create_database("dagster")}}
-    with World.open(a_home(place, scheduler.url, "postgres", storage=storage), cluster) as running:
+    further = {
+        "storage": {"postgres": {"postgres_url": postgres.create_database("dagster")}},
+        "compute_logs": {"module": "crater_dagster", "class": "CraterComputeLogManager", "config": {"endpoint": scheduler.url}},
+    }
+    with World.open(a_home(place, scheduler.url, "postgres", **further), cluster) as running:
         yield running
 
 
@@ -52,6 +56,16 @@ def test_tasks_carry_the_id_of_the_instances_database(pg_world: World, postgres:
     owner = postgres.query("dagster", "select run_storage_id from instance_info")[0][0]
     assert storage_id(pg_world.instance) == owner
     assert pg_world.task_of(run_id, None).labels["dagster/instance"] == owner
+
+
+def test_daemon_and_web_server_on_postgresql_take_a_run_from_the_queue_to_its_output(pg_world: World):
+    with a_dagster(pg_world, "postgres") as dagster:
+        run_id = dagster.launch("loop")
+        wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE"), 60, "the run has ended")
+        assert dagster.status(run_id) == "SUCCESS", pg_world.story(run_id)
+        assert "left speaks on stdout" in dagster.stdout(run_id, "left")
+    kinds = [event.event_type_value for event in pg_world.events(run_id)]
+    assert kinds.index("PIPELINE_ENQUEUED") < kinds.index("PIPELINE_STARTING") < kinds.index("PIPELINE_SUCCESS")
 
 
 def _connections(postgres: PostgresServer) -> int:

@@ -1,0 +1,96 @@
+"""Dagster's own web server and daemon as processes, asked by GraphQL as its pages ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from dagster_world import FILE, World
+from harness import free_port, wait_until
+
+LAUNCH = """mutation ($job: String!, $repository: String!, $location: String!) {
+  launchRun(executionParams: {
+    selector: {jobName: $job, repositoryName: $repository, repositoryLocationName: $location}, runConfigData: {}}) {
+    __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message} } }"""
+TERMINATE = "mutation ($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure {message} } }"
+REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
+STATUS = "query ($run: ID!) { runOrError(runId: $run) { ... on Run { status } } }"
+LOGS = "query ($key: [String!]!) { capturedLogs(logKey: $key) { stdout stderr } }"
+FILE_KEYS = """query ($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection { events {
+  ... on LogsCapturedEvent { fileKey stepKeys } } } } } }"""
+
+
+class Dagster:
+    """The real web server and the real daemon on the instance of this name."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        home = world.place / name
+        environment = {**os.environ, "DAGSTER_HOME": str(home), "DO_NOT_TRACK": "1"}
+        target = ["-f", str(FILE), "-d", str(FILE.parent), "-a", "defs"]
+        self._log = (home / "web.log").open("wb")
+        self._processes = [
+            self._start(["-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), *target], environment),
+            self._start(["-m", "dagster._daemon", "run", *target], environment),
+        ]
+        self._client = httpx.Client(trust_env=False, timeout=30)
+
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=environment, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+
+    def ready(self) -> bool:
+        assert all(process.poll() is None for process in self._processes), Path(self._log.name).read_text()
+        try:
+            return bool(self.ask(REPOSITORIES)["repositoriesOrError"].get("nodes"))
+        except httpx.TransportError:
+            return False
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        answer = self._client.post(f"{self.url}/graphql", json={"query": query, "variables": variables})
+        body = answer.json()
+        assert "errors" not in body, body["errors"]
+        return body["data"]
+
+    def launch(self, job: str) -> str:
+        repository = self.ask(REPOSITORIES)["repositoriesOrError"]["nodes"][0]
+        names = {"repository": repository["name"], "location": repository["location"]["name"]}
+        launched = self.ask(LAUNCH, job=job, **names)["launchRun"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        return launched["run"]["runId"]
+
+    def status(self, run_id: str) -> str:
+        return self.ask(STATUS, run=run_id)["runOrError"]["status"]
+
+    def stdout(self, run_id: str, step: str) -> str:
+        events = self.ask(FILE_KEYS, run=run_id)["runOrError"]["eventConnection"]["events"]
+        key = next((event["fileKey"] for event in events if step in (event.get("stepKeys") or ())), None)
+        return (self.ask(LOGS, key=[run_id, "compute_logs", key])["capturedLogs"]["stdout"] or "") if key else ""
+
+    def close(self) -> None:
+        self._client.close()
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in self._processes:
+            process.wait(30)
+        self._log.close()
+
+
+@contextlib.contextmanager
+def a_dagster(world: World, name: str) -> Iterator[Dagster]:
+    running = Dagster(world, name)
+    try:
+        wait_until(running.ready, 60, "the web server has loaded the code location")
+        yield running
+    finally:
+        running.close()
