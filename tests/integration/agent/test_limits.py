@@ -192,7 +192,7 @@ def test_scratch_space_of_a_fixed_size_is_full_at_its_limit_and_the_end_says_so(
     assert (end.reason.code.value, end.reason.facts["limit_bytes"]) == ("disk_exceeded", 20_000_000)
     assert 20_000_000 <= end.reason.facts["peak_bytes"] < 25_000_000
     poll_until(lambda: Path("/proc/mounts").read_text().count(str(agent.data_dir)) == before, what="unmounted")
-    assert not any(path.suffix == ".img" for path in agent.data_dir.rglob("*"))
+    poll_until(lambda: not any(path.suffix == ".img" for path in agent.data_dir.rglob("*")), what="its file removed")
 
 
 def test_scratch_space_that_is_nearly_full_is_warned_of(start, scheduler: SchedulerStandIn):
