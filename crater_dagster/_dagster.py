@@ -150,6 +150,13 @@ def keep_connections(instance: DagsterInstance) -> list[Any]:
     return engines
 
 
+def writes_in_turn(instance: DagsterInstance) -> bool:
+    """Whether events become visible in the order of their numbers: in SQLite one writer waits for the other."""
+    from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+    return isinstance(_inner(instance.event_log_storage, "event_log_storage"), SqliteEventLogStorage)
+
+
 def _keep_files_open(storage: Any) -> dict[str, Any]:
     """The engines by which a SQLite event log is written from now on, by file, as they come to be; empty for another storage.
 

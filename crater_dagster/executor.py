@@ -31,6 +31,7 @@ from crater_dagster._dagster import (
     report_step_event,
     retry_number,
     step_fields,
+    writes_in_turn,
 )
 from crater_dagster.config import CONNECTION_FIELDS, OPTION_FIELDS, code_location_options, group_of, options_in, run_options
 from crater_dagster.connect import client_of, launcher_of
@@ -46,6 +47,8 @@ from crater_dagster.story import last_lines
 from crater_dagster.warm import preload_of
 
 HEALTH_CHECK_S = 20
+LATE_EVENTS = 100
+"""So many of the newest events of a PostgreSQL instance are read again each time: more than are being written at one moment."""
 IDLE_SLEEP_S = 0.05
 
 
@@ -122,6 +125,13 @@ class CraterExecutor(StepDelegatingExecutor):
         self._handler.follow()
         events = super()._pop_events(instance, run_id, seen_storage_ids)
         return [event for event in events if self._handler.take_in(event)]
+
+    def _get_pop_events_offset(self, instance: DagsterInstance) -> int:
+        """Where several write at once, an event may become visible after one with a higher number. A step whose last event were
+        missed so would be waited for without end, and an output would be taken for one that was not made.
+        """
+        offset = super()._get_pop_events_offset(instance)
+        return offset if writes_in_turn(instance) else max(offset, LATE_EVENTS)
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, Any, None]:
         instance, run = plan_context.instance, plan_context.dagster_run

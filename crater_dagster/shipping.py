@@ -18,10 +18,11 @@ from urllib.parse import urlsplit, urlunsplit
 from dagster import DagsterInstance, DagsterRun
 
 from crater_core.client import CraterClient
+from crater_core.client.flows import Stream
 from crater_core.errors import BadConfiguration, CraterError
 from crater_dagster._dagster import report_warning
 
-STREAMS = ("stdout", "stderr")
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 MAX_BYTES = 32 * 1024**2
 PART_BYTES = 1024**2
 QUEUE_MAX = 10_000
@@ -137,11 +138,11 @@ class Shipped:
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
 
-def end_of(client: CraterClient, task: str, allocation: str, stream: str, max_bytes: int) -> tuple[int, bytes]:
+def end_of(client: CraterClient, task: str, allocation: str, stream: Stream, max_bytes: int) -> tuple[int, bytes]:
     """The last `max_bytes` of a stream, and where in it they begin."""
     kept, offset = bytearray(), 0
     while True:
-        chunk = client.logs(task, stream, offset=offset, limit=PART_BYTES, allocation=allocation)  # type: ignore[arg-type]
+        chunk = client.logs(task, stream, offset=offset, limit=PART_BYTES, allocation=allocation)
         if chunk.data and chunk.next_offset - len(chunk.data) != offset:
             kept.clear()  # The node has dropped what came before.
         kept += chunk.data

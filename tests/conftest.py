@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,15 @@ if TYPE_CHECKING:
 
 # A run in the background of a script inherits an ignored Ctrl-C, and would hand that down to every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that any user may enter, with a short path."""
+    path = Path(tempfile.mkdtemp(prefix="crater-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

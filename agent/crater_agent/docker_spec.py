@@ -11,9 +11,9 @@ from typing import Any
 
 from crater_agent.cgroup_common import core_list
 from crater_agent.environment import Host, arguments, environment
+from crater_agent.mps import shares_by_mps
 from crater_agent.runtime import Identity
 from crater_core.errors import RuntimeFailed
-from crater_core.model.node import SharingMode
 from crater_core.wire.agents import Lease
 
 PIDS_MAX = 4096
@@ -77,7 +77,7 @@ def creation(
         "Init": True,
         "NetworkMode": network,
         # An MPS client shares memory with its server, which runs outside.
-        **({"IpcMode": "host"} if _is_client(lease) else {}),
+        **({"IpcMode": "host"} if shares_by_mps(lease) else {}),
         # Inside and outside it is the same number, so that CRATER_PORT is true in both.
         "PortBindings": {port: [{"HostPort": port.partition("/")[0]}] for port in ports},
         "Mounts": [_mount(bind) for bind in binds],
@@ -116,19 +116,14 @@ def labels_of(lease: Lease, mark: str, node: str, cluster: str) -> dict[str, str
     }
 
 
-def _is_client(lease: Lease) -> bool:
-    return any(grant.sharing == SharingMode.MPS and not grant.simulated for grant in lease.devices)
-
-
 def mps_binds(lease: Lease, env: Mapping[str, str]) -> list[Bind]:
     """The directory by which an MPS client finds its daemon, at the same path."""
-    pipe = env.get("CUDA_MPS_PIPE_DIRECTORY", "")
-    return [Bind(pipe, pipe, read_only=False)] if pipe and _is_client(lease) else []
+    return [Bind(pipe := env["CUDA_MPS_PIPE_DIRECTORY"], pipe, read_only=False)] if shares_by_mps(lease) else []
 
 
 def mps_user(lease: Lease, identity: Identity | None) -> Identity | None:
     """An MPS server serves one user: where the image would choose one, its clients run as the agent's own does."""
-    if identity is not None or not _is_client(lease):
+    if identity is not None or not shares_by_mps(lease):
         return identity
     return Identity(os.geteuid(), os.getegid(), (), "")
 
@@ -143,7 +138,7 @@ def _limits(lease: Lease, facts: EngineFacts) -> dict[str, Any]:
     if lease.memory_bytes:
         # Memory and swap together: with both alike there is no swap.
         limits["Memory"] = limits["MemorySwap"] = max(MEMORY_BYTES_MIN, lease.memory_bytes)
-    if lease.shm_bytes and not _is_client(lease):
+    if lease.shm_bytes and not shares_by_mps(lease):
         limits["ShmSize"] = lease.shm_bytes
     return limits
 

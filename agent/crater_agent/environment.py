@@ -9,7 +9,7 @@ from pathlib import Path
 
 from crater_agent.config import FromEnv, FromFile, profile_value
 from crater_agent.mounts import Bind, on_node
-from crater_agent.mps import client_environment
+from crater_agent.mps import client_environment, shares_by_mps
 from crater_agent.proctree import MARKER
 from crater_core.errors import RuntimeFailed
 from crater_core.model.node import SharingMode
@@ -139,7 +139,7 @@ def visible_devices(lease: Lease, sees_all: bool) -> list[str]:
     """By UUID, so that no other numbering can point at another card; or, where the task asks for it, as CUDA counts what it
     can open in the order of the PCI bus: its own devices alone, or with `sees_all` all of the node's. Raises RuntimeFailed."""
     real = [device for device in lease.devices if not device.simulated]
-    if any(device.sharing == SharingMode.MPS for device in real):
+    if shares_by_mps(lease):
         sees_all = False  # A client sees what its daemon sees.
     if lease.gpu_visible_devices is VisibleDevices.UUID:
         return [device.uuid for device in real]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 from pathlib import Path
 
@@ -14,7 +13,7 @@ def lives(pid: int) -> bool:
 def who_is(pid: int) -> tuple[str, str]:
     """Its user and its program's name. Not its arguments: they may hold secrets."""
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+        uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return "?", "gone"
     try:

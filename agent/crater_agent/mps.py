@@ -15,6 +15,7 @@ from pathlib import Path
 from crater_core.errors import RuntimeFailed
 from crater_core.model.node import SharingMode
 from crater_core.wire.agents import Lease
+from crater_core.wire.resources import GrantView
 
 DEVICE = 0
 """The one device, as the daemon counts."""
@@ -50,10 +51,15 @@ def pipe_directory(root: str, index: int) -> str:
     return f"{root}/{index}/pipe"
 
 
+def shares_by_mps(lease: Lease) -> list[GrantView]:
+    """What a task has of real devices as a client of their daemons."""
+    return [grant for grant in lease.devices if grant.sharing == SharingMode.MPS and not grant.simulated]
+
+
 def client_environment(lease: Lease, root: str) -> dict[str, str]:
     """What makes a CUDA program a client of its device's daemon, within its share; empty for a task without such a share.
     Raises RuntimeFailed for shares of several devices: a program has one daemon, and each daemon has one device."""
-    grants = [grant for grant in lease.devices if grant.sharing == SharingMode.MPS and not grant.simulated]
+    grants = shares_by_mps(lease)
     if not grants:
         return {}
     if len(grants) > 1:

@@ -173,6 +173,8 @@ class Control:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(shutil.rmtree, self._directory, True)
+        with contextlib.suppress(OSError):  # Other devices have their daemons there.
+            self._owner.root.rmdir()
 
     def _daemon(self) -> list[int]:
         try:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from crater_agent.mps import Limits, ceiling, limits_of, too_long, without_mps
+from crater_agent.mps import Limits, ceiling, limits_of, shares_by_mps, too_long, without_mps
 from crater_agent.mps_control import Control, Owner, why_no_program
 from crater_agent.nvml import Gpu
 from crater_agent.records import Granted, Record
 from crater_agent.workload import Workload
 from crater_core.clock import Clock
 from crater_core.errors import RuntimeFailed
-from crater_core.model.node import SharingMode
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.wire.agents import Lease
 
@@ -119,9 +118,7 @@ class MpsDaemons:
 
     async def ready_for(self, lease: Lease) -> None:
         """The daemon runs, has been probed, and allows the new share; raises RuntimeFailed where that cannot be had."""
-        for grant in lease.devices:
-            if grant.simulated or grant.sharing != SharingMode.MPS:
-                continue
+        for grant in shares_by_mps(lease):
             daemon = self._by_uuid.get(grant.uuid)
             if daemon is None:
                 raise RuntimeFailed(f"GPU {grant.index} is not shared by MPS on this node", again=1)
@@ -162,7 +159,7 @@ class MpsDaemons:
     def let_go(self, record: Record, pids: Iterable[int]) -> bool:
         """Whether its processes may be killed: a client that is killed in the middle of its work can take the others with it,
         so the daemon is told first. Call again until it may; `on_change` is called then."""
-        daemons = [self._by_uuid[grant.uuid] for grant in record.gpus if grant.mps and grant.uuid in self._by_uuid]
+        daemons = self._of(record.gpus)
         if not daemons:
             return True
         job = self._leaving.get(record.allocation)
@@ -196,7 +193,7 @@ class MpsDaemons:
                 await self._take_down(daemon)
 
     def _of(self, grants: Iterable[Granted]) -> list[Daemon]:
-        return [self._by_uuid[grant.uuid] for grant in grants if grant.uuid in self._by_uuid]
+        return [self._by_uuid[grant.uuid] for grant in grants if grant.mps and grant.uuid in self._by_uuid]
 
     # ---- watching
 

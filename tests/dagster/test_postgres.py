@@ -15,8 +15,9 @@ from postgres_server import PostgresServer, a_postgres
 from sqlalchemy import create_engine, text
 
 from crater_core.client import CraterClient
-from crater_dagster._dagster import storage_id
+from crater_dagster._dagster import RetryMode, storage_id
 from crater_dagster.connections import kept_connections
+from crater_dagster.executor import CraterExecutor
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,37 @@ def test_daemon_and_web_server_on_postgresql_take_a_run_from_the_queue_to_its_ou
         assert "left speaks on stdout" in dagster.stdout(run_id, "left")
     kinds = [event.event_type_value for event in pg_world.events(run_id)]
     assert kinds.index("PIPELINE_ENQUEUED") < kinds.index("PIPELINE_STARTING") < kinds.index("PIPELINE_SUCCESS")
+
+
+class _Quiet:
+    """Follows nothing, and takes in everything."""
+
+    def follow(self) -> None: ...
+
+    def take_in(self, event: object) -> bool:
+        return True
+
+
+def test_an_event_that_becomes_visible_after_a_later_one_is_not_missed(pg_world: World, postgres: PostgresServer):
+    # PostgreSQL numbers an event before its transaction ends: of two steps that write at once, the later may be seen first.
+    run = pg_world.create("loop")
+    executor, seen = CraterExecutor(_Quiet(), retries=RetryMode.DISABLED), set[int]()
+
+    def popped() -> list[str | None]:
+        return [event.message for event in executor._pop_events(pg_world.instance, run.run_id, seen)]
+
+    assert popped()  # What stands there from the making of the run.
+    reserved = int(postgres.query("dagster", "select nextval('event_logs_id_seq')")[0][0])
+    pg_world.instance.report_engine_event("the later one", run)
+    assert popped() == ["the later one"]
+    columns = "run_id, dagster_event_type, timestamp"
+    postgres.query(
+        "dagster",
+        f"insert into event_logs (id, event, {columns}) select {reserved}, replace(event, 'later', 'earlier'), {columns} "
+        f"from event_logs where run_id = '{run.run_id}' and id = (select max(id) from event_logs where run_id = '{run.run_id}')",
+    )
+    assert popped() == ["the earlier one"]
+    assert popped() == []
 
 
 def _connections(postgres: PostgresServer) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,14 +11,6 @@ from agent_harness import stand_in as scheduler_stand_in
 from hardware.cards import Card, real, stand_in
 
 StartAgent = Callable[..., AgentProcess]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="crater-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.hardware)])

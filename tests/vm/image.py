@@ -20,6 +20,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import machine_copy
+from machine_copy import copy_into, copy_libraries, make_root
+
 PACKAGES = ("systemd", "bash", "dash", "coreutils", "util-linux", "mount", "e2fsprogs", "xfsprogs", "passwd", "libc-bin")
 KERNEL = "linux-image-cloud-amd64"
 MODULES = ("virtio_pci", "virtio_blk", "loop", "xfs")
@@ -62,7 +65,11 @@ def boot_files() -> tuple[Path, Path, Path]:
     """Kernel, initial RAM disk and system disk, from the cache where the versions are the same."""
     with _only_one(cache() / "lock"):
         kernel = _kernel_package()
-        name = hashlib.sha256("\n".join([str(kernel.name), *_versions(), Path(__file__).read_text()]).encode()).hexdigest()[:16]
+        name = hashlib.sha256(
+            "\n".join(
+                [str(kernel.name), *_versions(), *(Path(file).read_text() for file in (__file__, machine_copy.__file__))]
+            ).encode()
+        ).hexdigest()[:16]
         place = cache() / name
         if not place.exists():
             for old in cache().glob("????????????????"):
@@ -157,30 +164,8 @@ def _initrd(kernel: Path, tree: Path, file: Path) -> None:
 
 
 def _system(tree: Path) -> None:
-    for name in (
-        "usr/bin",
-        "usr/sbin",
-        "usr/lib",
-        "usr/lib64",
-        "etc",
-        "dev",
-        "proc",
-        "sys",
-        "run",
-        "tmp",
-        "var/lib",
-        "project",
-        "root",
-    ):
-        (tree / name).mkdir(parents=True)
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (tree / name).symlink_to(f"usr/{name}")
+    make_root(tree, PACKAGES, ("project", "root"))
     (tree / "var/run").symlink_to("/run")
-    (tree / "tmp").chmod(0o1777)
-    listed = subprocess.run(["dpkg-query", "-L", *PACKAGES], capture_output=True, text=True, check=True).stdout
-    for line in listed.splitlines():
-        if line.startswith("/") and not re.match(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|zsh)", line):
-            copy_into(Path(line), tree)
     _python(tree)
     copy_libraries(tree)
     (tree / "etc/passwd").write_text(
@@ -198,21 +183,6 @@ def _system(tree: Path) -> None:
     # What a guest without network, users or other disks only waits for.
     for unit in ("systemd-journal-flush", "systemd-update-utmp", "systemd-random-seed", "systemd-networkd", "systemd-resolved"):
         (units / f"{unit}.service").symlink_to("/dev/null")
-
-
-def copy_into(path: Path, tree: Path) -> None:
-    target = tree / str(path).lstrip("/")
-    if path.is_symlink():
-        if not target.is_symlink() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(path.readlink())
-    elif path.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-    elif path.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # What an ordinary user cannot read the guest does without.
-        with contextlib.suppress(PermissionError):
-            shutil.copy2(path, target)
 
 
 def _python(tree: Path) -> None:
@@ -255,28 +225,6 @@ def _distributions() -> list[importlib.metadata.Distribution]:
             pending += [line for line in found[name].requires or () if "extra ==" not in line]
     found.pop("crater-dagster", None)
     return [found[name] for name in sorted(found)]
-
-
-def copy_libraries(tree: Path) -> None:
-    """Every shared library that a program or library of the tree asks for."""
-    elves = [path for path in tree.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
-    shown = subprocess.run(["ldd", *elves], capture_output=True, text=True, check=False).stdout
-    for name in set(re.findall(r"(?:=> )?(/\S+) \(0x", shown)):
-        path = Path(name)
-        if not name.startswith(str(tree)):
-            # One that lies in somebody's home, as Python's own may, goes where every user's loader looks.
-            usual = name.startswith(("/lib", "/usr/lib"))
-            target = tree / name.lstrip("/") if usual else tree / "usr/lib" / path.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists():
-                shutil.copy2(path.resolve(), target)
-    # (Only root can; without it the loader looks into the usual places, which is where these are.)
-    subprocess.run(["/sbin/ldconfig", "-r", tree], check=False, stderr=subprocess.DEVNULL)
-
-
-def _is_elf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
 
 
 def _disk(tree: Path, image: Path, spare_mib: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,15 +13,6 @@ from agent_harness import AgentProcess, SchedulerStandIn, stand_in, start_agent
 def scheduler() -> Iterator[SchedulerStandIn]:
     with stand_in() as running:
         yield running
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that any user may enter, with a short path."""
-    path = Path(tempfile.mkdtemp(prefix="crater-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 StartAgent = Callable[..., AgentProcess]

@@ -11,16 +11,15 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from machine_copy import copy_libraries, make_root
 from packaging.requirements import Requirement
-from vm.image import copy_into, copy_libraries
 
-PACKAGES = (
+PACKAGES = [
     "bash",
     "dash",
     "coreutils",
@@ -33,7 +32,7 @@ PACKAGES = (
     "libc-bin",
     "mount",
     "util-linux",
-)
+]
 ROOTS = (Requirement("crater-dagster[postgres,etcd]"), Requirement("hatchling"))
 CHANGES = [
     "ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin",
@@ -44,28 +43,7 @@ CHANGES = [
 
 def make_tree(tree: Path) -> None:
     """A root file system. Its Python is at the path that it has here, so it needs no patching."""
-    for name in (
-        "usr/bin",
-        "usr/sbin",
-        "usr/lib",
-        "usr/lib64",
-        "usr/local/bin",
-        "etc",
-        "dev",
-        "proc",
-        "sys",
-        "run",
-        "tmp",
-        "var/lib",
-    ):
-        (tree / name).mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (tree / name).symlink_to(f"usr/{name}")
-    (tree / "tmp").chmod(0o1777)
-    listed = subprocess.run(["dpkg-query", "-L", *PACKAGES], capture_output=True, text=True, check=True).stdout
-    for line in listed.splitlines():
-        if line.startswith("/") and not re.match(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|zsh)", line):
-            copy_into(Path(line), tree)
+    make_root(tree, PACKAGES, ("usr/local/bin", "root"))
     _python(tree)
     for distribution in _distributions():
         for file in distribution.files or ():
@@ -77,7 +55,6 @@ def make_tree(tree: Path) -> None:
     (tree / "etc/passwd").write_text("root:x:0:0::/root:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n")
     (tree / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     (tree / "etc/shadow").write_text("root:*:1::::::\n")
-    (tree / "root").mkdir(exist_ok=True)
 
 
 def _same_disk(source: Path, tree: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,14 +29,6 @@ def image(engine: DockerWorld) -> str:
 def scheduler() -> Iterator[SchedulerStandIn]:
     with stand_in() as running:
         yield running
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="crater-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 StartAgent = Callable[..., AgentProcess]

@@ -58,6 +58,14 @@ def _without(*owned: list[int]) -> list[int]:
     return [core for core in EVERYTHING if core not in taken] or EVERYTHING
 
 
+def _again(agent: AgentProcess, scheduler: SchedulerStandIn) -> None:
+    """The agent is killed, and a new one has come."""
+    agent.kill()
+    before = len(scheduler.declarations)
+    agent.restart()
+    poll_until(lambda: len(scheduler.declarations) > before, what="a new agent")
+
+
 def _can_be_tried(scheduler: SchedulerStandIn) -> bool:
     return scheduler.declaration.enforcement.value == "enforced" and len(EVERYTHING) > 1
 
@@ -80,9 +88,7 @@ def test_a_core_has_one_owner_whatever_runs_there_also_when_the_agent_is_killed(
     assert _ran_on(spinner) <= set(_without(_cores(own)))
     assert _ran_on(own[0]) == set(_cores(own))
 
-    agent.kill()
-    agent.restart()
-    poll_until(lambda: len(scheduler.declarations) == 2)
+    _again(agent, scheduler)
     scheduler.give("box", BOX, image=image, cpu_milli=1000)
     scheduler.running("box")
     box = _pids(engine, agent, "box")
@@ -115,9 +121,7 @@ def test_the_cores_of_a_container_are_left_by_processes_and_come_back_when_it_en
     assert (len(box), _cores(loose)) == (1, _without(box))
     assert _ran_on(loose[0]) <= set(_without(box))
 
-    agent.kill()
-    agent.restart()
-    poll_until(lambda: len(scheduler.declarations) == 2)
+    _again(agent, scheduler)
     scheduler.give("second", SPIN, cpu_milli=1000)
     second = _cores(_process(scheduler, "second"))
     assert (len(second), _cores(_pids(engine, agent, "box"))) == (1, box)

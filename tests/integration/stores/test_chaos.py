@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,15 +35,6 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
         return {"database_url": request.getfixturevalue("postgres_server").database()}
     server = request.getfixturevalue("etcd_server")
     return {"etcd_endpoints": [server.url], "etcd_prefix": f"/{tmp_path.name}/"}
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """Short, and open to the users that workloads run as."""
-    path = Path(tempfile.mkdtemp(prefix="crater-chaos-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
