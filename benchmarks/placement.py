@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.figures import Figure, higher_is_better, lower_is_better, median, plain, rounded
+from benchmarks.figures import Figure, at_most, higher_is_better, lower_is_better, median, plain
 from crater_core.model.allocation import Allocation, AllocationStatus
 from crater_core.model.node import Node
 from crater_core.model.plan import Plan
@@ -233,8 +233,7 @@ def explaining() -> Figure:
     snapshot = full_cluster(1_500, 100)
     task = next(task.id for task in snapshot.queued.values() if task.spec.request == WIDE)
     taken = [timed(lambda: explain(snapshot, task, 5))[0] * 1000 for _ in range(11)]
-    value = median(taken)
-    return Figure("placement.explain.ms", rounded(value), "ms", target="at most 20 ms", met=value <= 20)
+    return at_most("placement.explain.ms", median(taken), "ms", 20)
 
 
 def memory() -> Figure:
@@ -242,7 +241,7 @@ def memory() -> Figure:
     code = "from benchmarks.placement import memory_mb; print(memory_mb())"
     root = Path(__file__).parents[1]
     megabytes = float(subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True, text=True).stdout)
-    return Figure("placement.memory.mb", rounded(megabytes), "MB", target="at most 1000 MB", met=megabytes <= 1000)
+    return at_most("placement.memory.mb", megabytes, "MB", 1_000)
 
 
 def memory_mb() -> float:

@@ -19,6 +19,9 @@ def merged(path: Path, rows: Sequence[Row]) -> list[Row]:
     return [new.pop(row["id"], row) for row in before] + list(new.values())
 
 
+NOT_NAMED = "a machine that was not written down"
+
+
 def write_results(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps(list(rows), indent=2) + "\n")
 
@@ -38,8 +41,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def write_page(page: Path, rows: Sequence[Row], when: str, plot: str | None, growth: str | None = None) -> None:
     """Put the table and the plots between the marks; what people wrote around them stays."""
-    machine = next((row["machine"] for row in rows if row["machine"]), "")
-    figures = [BEGIN, "", f"Measured {when} on {machine}.", "", table(rows)]
+    figures = [BEGIN, "", f"Written {when}; what was not measured anew on that day stays as it was."]
+    for machine in dict.fromkeys(row["machine"] or NOT_NAMED for row in rows):
+        there = [row for row in rows if (row["machine"] or NOT_NAMED) == machine]
+        figures += ["", f"On {machine}:", "", table(there)]
     if plot:
         figures += ["", f"![How many times better than the peer]({plot})"]
     if growth:
