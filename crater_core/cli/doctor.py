@@ -34,6 +34,7 @@ HOPELESS = {
     ReasonCode.NO_NODE_READY,
     ReasonCode.LABELS_MISMATCH,
     ReasonCode.GPU_TYPE_MISSING,
+    ReasonCode.MPS_ONE_GPU,
     ReasonCode.POOL_MISSING,
     ReasonCode.RUNTIME_MISSING,
 }

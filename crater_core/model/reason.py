@@ -20,6 +20,7 @@ class ReasonCode(StrEnum):
     UNKNOWN_QUOTA_POLICY = "unknown_quota_policy"
     UNKNOWN_STRATEGY = "unknown_strategy"
     LARGER_THAN_ANY_NODE = "larger_than_any_node"
+    MPS_ONE_GPU = "mps_one_gpu"
     LARGER_THAN_CLUSTER = "larger_than_cluster"
     LARGER_THAN_QUOTA = "larger_than_quota"
     CANNOT_RESERVE = "cannot_reserve"
@@ -185,6 +186,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     _C.UNKNOWN_STRATEGY: "No strategy is called {strategy}; strategies are: {known}.",
     _C.LARGER_THAN_ANY_NODE: "No node could ever run this: it asks for {wanted} {resource}, "
     "the largest node ({node}) has {largest}.",
+    _C.MPS_ONE_GPU: "It asks for shares of {count} GPUs of one node. By MPS, which shares {devices} of the GPUs that could give "
+    "one, a program has a share of one GPU only, and no node has {count} others.",
     _C.LARGER_THAN_CLUSTER: "It asks for {members} members, all nodes together could run {largest} at most.",
     _C.LARGER_THAN_QUOTA: "It asks for {wanted} {resource}, more than the whole limit of quota policy {policy} ({limit}).",
     _C.CANNOT_RESERVE: "It asks for {wanted} {resource}; {largest} can be reserved for that time ({kept} are reserved already).",
@@ -261,6 +264,8 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.UNKNOWN_QUOTA_POLICY: "Use one of those names, or create the policy with `crater quotas set`.",
     _C.UNKNOWN_STRATEGY: "Use one of those names.",
     _C.LARGER_THAN_ANY_NODE: "Ask for less, or add a larger node.",
+    _C.MPS_ONE_GPU: "Leave out gpu_devices for a share of one GPU, or ask for whole GPUs (gpu: {count}); nodes whose "
+    "compute_mode is time_slice give shares of several.",
     _C.LARGER_THAN_CLUSTER: "Ask for fewer or smaller members, or add nodes.",
     _C.LARGER_THAN_QUOTA: "Ask for less, or have an administrator raise the policy's limit.",
     _C.QUOTA_USED_UP: "Wait for a task under this policy to end; `crater quotas` shows who uses it.",

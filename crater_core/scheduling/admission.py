@@ -15,7 +15,7 @@ from crater_core.scheduling.capacity import copies_on_empty
 from crater_core.scheduling.fits import profile_fits
 from crater_core.scheduling.memory import memory_of
 from crater_core.scheduling.quotas import QUOTA_RESOURCES, applicable, held_of, limits_of, listed
-from crater_core.scheduling.shapes import Shape, need_of_device, pool_allows, shape_of, type_matches
+from crater_core.scheduling.shapes import Shape, need_of_device, only_by_mps, pool_allows, shape_of, type_matches
 from crater_core.scheduling.strategies import STRATEGIES
 
 _FIELDS = {
@@ -176,8 +176,17 @@ def _larger_than_any(shape: Shape, snapshot: Snapshot) -> Refused | None:
     if best is None:
         return None
     _, name, most = best
+    if most.resource.startswith("gpu") and (reason := _only_by_mps(shape, snapshot)):
+        return Refused(reason, "resources.gpu_devices")
     reason = Reason.of(ReasonCode.LARGER_THAN_ANY_NODE, resource=most.resource, wanted=most.wanted, largest=most.has, node=name)
     return Refused(reason, _FIELDS[most.resource])
+
+
+def _only_by_mps(shape: Shape, snapshot: Snapshot) -> Reason | None:
+    """Why shares of several devices are not to be had, where MPS devices could give them one by one."""
+    nodes = (node for node in snapshot.nodes.values() if profile_fits(shape, node))
+    devices = sum(only_by_mps(shape, device, dict(node.pools)) for node in nodes for device in node.devices)
+    return Reason.of(ReasonCode.MPS_ONE_GPU, count=shape.gpu.count, devices=devices) if shape.gpu and devices else None
 
 
 def _usable(shape: Shape, node: Node, device: GpuDevice) -> bool:
@@ -205,7 +214,8 @@ def _gpu_at_best(gpu: GpuRequest, devices: list[GpuDevice]) -> _Most:
     """A share that is too large for every device in memory is told in memory, anything else in devices."""
     fit = sum(need_of_device(gpu, device) is not None for device in devices)
     shareable = [device for device in devices if need_of_device(GpuRequest(1, 1, exclusive=False), device) is not None]
-    if not gpu.exclusive and not fit and shareable and gpu.memory_mib:
-        return _Most("gpu_memory", gpu.memory_mib, max(device.allocatable_memory_mib for device in shareable))
+    largest = max((device.allocatable_memory_mib for device in shareable), default=0)
+    if not gpu.exclusive and not fit and 0 < largest < gpu.memory_mib:
+        return _Most("gpu_memory", gpu.memory_mib, largest)
     unit = gpu.compute_milli or MILLI
     return _Most("gpu", gpu.count * unit, fit * unit)

@@ -13,7 +13,7 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling.columns import CONTROL_MEMORY, CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, IntArray
 from crater_core.scheduling.fits import TOO_MUCH, Fits, profile_fits
 from crater_core.scheduling.quotas import listed
-from crater_core.scheduling.shapes import Shape
+from crater_core.scheduling.shapes import Shape, only_by_mps
 
 _C = ReasonCode
 
@@ -54,6 +54,9 @@ def _no_such_device(fits: Fits, eligible: IntArray) -> Reason:
     columns, gpu = fits.columns, fits.shape.gpu
     assert gpu is not None, "asked only for GPU shapes"
     rows: list[int] = eligible.tolist()
+    by_mps = sum(only_by_mps(fits.shape, one, dict(columns.nodes[row].pools)) for row in rows for one in columns.devices[row])
+    if by_mps:
+        return Reason.of(_C.MPS_ONE_GPU, count=gpu.count, devices=by_mps)
     devices = [device for row in rows for device in columns.devices[row] if device.healthy]
     if gpu.types:
         return Reason.of(_C.GPU_TYPE_MISSING, types=" or ".join(gpu.types), present=listed({d.gpu_type for d in devices}))

@@ -102,13 +102,14 @@ def pool_allows(shape: Shape, pools: dict[str, PoolKind] | None, device: GpuDevi
 def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None:
     """Compute in thousandths and memory in MiB to take of this device for one share; None when it cannot give that.
 
-    A memory-only share takes the same fraction of compute, rounded up; a compute-only share the same fraction of memory.
+    A memory-only share takes the same fraction of compute, rounded up; a compute-only share the same fraction of memory. Shares
+    of several devices are none of MPS devices: a program has one MPS daemon, and each daemon has one device.
     """
     if gpu.exclusive:
         # A slice is a whole device too, but not what "one GPU" means.
         slices = ("any", device.mig_profile) if device.sharing is SharingMode.MIG else (None,)
         return (MILLI, device.memory_mib) if gpu.mig_profile in slices else None
-    if not device.shareable:
+    if not device.shareable or (gpu.count > 1 and device.sharing is SharingMode.MPS):
         return None
     compute, memory = gpu.compute_milli, gpu.memory_mib
     if not compute and device.memory_mib:
@@ -118,3 +119,12 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
     if memory > device.allocatable_memory_mib or compute > MILLI:
         return None
     return max(1, compute), memory
+
+
+def only_by_mps(shape: Shape, device: GpuDevice, pools: dict[str, PoolKind] | None) -> bool:
+    """Whether the device could give one of the several shares that are asked for, were it not shared by MPS."""
+    gpu = shape.gpu
+    if gpu is None or gpu.exclusive or gpu.count == 1 or device.sharing is not SharingMode.MPS:
+        return False
+    mine = type_matches(gpu.types, device) and pool_allows(shape, pools, device)
+    return mine and need_of_device(replace(gpu, count=1), device) is not None

@@ -22,6 +22,7 @@ KeyLookup = Callable[[str, str], SubmitKey | None]
 _REFUSALS: dict[ReasonCode, type[CraterError]] = {
     ReasonCode.UNKNOWN_POOL: UnknownPool,
     ReasonCode.LARGER_THAN_ANY_NODE: ImpossibleRequest,
+    ReasonCode.MPS_ONE_GPU: ImpossibleRequest,
     ReasonCode.LARGER_THAN_CLUSTER: ImpossibleRequest,
     ReasonCode.GPU_TYPE_MISSING: ImpossibleRequest,
     ReasonCode.LABELS_MISMATCH: ImpossibleRequest,

@@ -11,7 +11,7 @@ from builders import a_node, a_snapshot, a_spec
 from crater_core.model.node import NodeStatus, SharingMode
 from crater_core.model.plan import Admitted, Refused
 from crater_core.model.quota import Limits, QuotaPolicy
-from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.reason import Reason, ReasonCode, next_step, sentence
 from crater_core.model.resources import GpuRequest, Request
 from crater_core.model.units import GIB
 from crater_core.scheduling import admit
@@ -39,7 +39,31 @@ def test_a_request_that_some_node_could_run_is_admitted() -> None:
     ],
 )
 def test_larger_than_any_node_names_the_field(spec: dict[str, int], field: str) -> None:
-    assert refusal([a_node(gpus=2, sharing=SharingMode.MPS)], **spec) == (ReasonCode.LARGER_THAN_ANY_NODE, field)
+    assert refusal([a_node(gpus=2, sharing=SharingMode.TIME_SLICE)], **spec) == (ReasonCode.LARGER_THAN_ANY_NODE, field)
+
+
+def test_shares_of_several_gpus_by_mps_are_refused_with_the_numbers_and_the_fix() -> None:
+    """A program has one MPS daemon, and each daemon one device: such a task would be placed only to fail."""
+    nodes = [a_node("a", gpus=4, sharing=SharingMode.MPS), a_node("b", gpus=1, sharing=SharingMode.TIME_SLICE)]
+    answer = admit(a_spec(gpu=500, gpu_count=2), a_snapshot(nodes))
+    assert answer == Refused(Reason.of(ReasonCode.MPS_ONE_GPU, count=2, devices=4), "resources.gpu_devices")
+    assert sentence(answer.reason) == (
+        "It asks for shares of 2 GPUs of one node. By MPS, which shares 4 of the GPUs that could give one, "
+        "a program has a share of one GPU only, and no node has 2 others."
+    )
+    assert next_step(answer.reason).startswith("Leave out gpu_devices for a share of one GPU, or ask for whole GPUs (gpu: 2)")
+    assert refusal(nodes, gpu_memory_mib=1_000, gpu_count=2) == (ReasonCode.MPS_ONE_GPU, "resources.gpu_devices")
+    assert refusal(nodes, gpu=500) is None
+    assert refusal(nodes, gpu=2000) is None, "whole devices are nobody else's, whatever their mode"
+
+
+def test_what_mps_has_no_part_in_is_told_as_before() -> None:
+    mps = a_node("a", gpus=4, sharing=SharingMode.MPS)
+    spec = {"gpu": 500, "gpu_count": 2}
+    assert refusal([mps, a_node("b", gpus=2, sharing=SharingMode.TIME_SLICE)], **spec) is None
+    assert refusal([mps], **spec, cpu=9000) == (ReasonCode.MPS_ONE_GPU, "resources.gpu_devices")
+    assert refusal([a_node("b", gpus=2)], **spec) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu")
+    assert refusal([mps], gpu_memory_mib=50_000, gpu_count=2) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu_memory")
 
 
 def test_the_largest_node_is_told_with_its_numbers() -> None:

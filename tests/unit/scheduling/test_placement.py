@@ -10,12 +10,12 @@ from builders import a_node, a_snapshot, a_task, commit, end
 
 from crater_core.model.node import ControlShare, Node, NodeStatus, SharingMode
 from crater_core.model.plan import Plan
-from crater_core.model.reason import ReasonCode
+from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task
 from crater_core.model.units import GIB
-from crater_core.scheduling import schedule
+from crater_core.scheduling import explain, schedule
 
 LOAD_BALANCE = Settings(strategy="load_balance")
 
@@ -114,7 +114,7 @@ def test_overcommit_widens_memory_and_never_compute() -> None:
 
 
 def test_shares_of_several_devices_are_on_different_ones() -> None:
-    node = a_node(gpus=3, sharing=SharingMode.MPS)
+    node = a_node(gpus=3, sharing=SharingMode.TIME_SLICE)
     plan = schedule(a_snapshot([node], [a_task(gpu=200, gpu_count=2)]), 0)
     assert [uuid for uuid, _, _ in devices(plan, "t1")] == ["GPU-n1-0", "GPU-n1-1"]
 
@@ -142,6 +142,23 @@ def test_a_time_sliced_device_serves_several_users() -> None:
     node = a_node(gpus=1, sharing=SharingMode.TIME_SLICE)
     plan = schedule(a_snapshot([node], [a_task("t1", gpu=250, user="ann"), a_task("t2", gpu=250, user="bob")]), 0)
     assert set(places(plan)) == {"t1", "t2"}
+
+
+def test_shares_of_several_devices_are_never_of_mps_devices() -> None:
+    """The agent could not start them: a program has one MPS daemon, and each daemon one device."""
+    nodes = [a_node("mps", gpus=2, sharing=SharingMode.MPS), a_node("sliced", gpus=2, sharing=SharingMode.TIME_SLICE)]
+    tasks = [a_task(f"t{i}", gpu=600, gpu_count=2, at_ms=i) for i in range(2)]
+    snapshot = a_snapshot(nodes, tasks)
+    plan = schedule(snapshot, 0)
+    assert places(plan) == {"t0": "sliced"}
+    assert plan.waiting["t1"].facts == {"resource": "gpu", "wanted": 1200, "free": 800}
+    commit(snapshot, plan)
+    assert {one.node: one.rejection.code for one in explain(snapshot, "t1", 0).candidates if one.rejection} == {
+        "mps": ReasonCode.MPS_ONE_GPU,
+        "sliced": ReasonCode.GPU_SHORT,
+    }
+    snapshot.advance([replace(nodes[1], status=NodeStatus.LOST)])
+    assert schedule(snapshot, 0).waiting["t1"] == Reason.of(ReasonCode.MPS_ONE_GPU, count=2, devices=2)
 
 
 def test_an_unwell_device_is_not_given_out() -> None:
