@@ -12,7 +12,7 @@ from crater_core.lifecycle.inputs import CancelAsked, TaskSubmitted
 from crater_core.model.task import ARRAY_LABEL, ARRAY_PREFIX, Array, Task, TaskSpec, TaskStatus
 from crater_core.service.auth import Identity
 from crater_core.service.batch import Batch
-from crater_core.service.dependencies import resolve
+from crater_core.service.dependencies import finder, resolve
 from crater_core.service.engine import Engine, Prepared
 from crater_core.service.submits import check_admission, digest_of
 from crater_core.store.protocol import StoredTask, SubmitKey, TaskFilter
@@ -31,13 +31,15 @@ async def submit_array(
     digest = hashlib.blake2b(plain + ",".join(map(str, indices)).encode(), digest_size=16).digest()
     ids = engine.ids.many("t", len(indices))
 
+    earlier = await engine.recall([(spec.user, key)] if key is not None else [], [spec])
+
     def prepare(batch: Batch) -> Prepared:
-        known = engine.key_lookup(batch)(spec.user, key) if key is not None else None
+        known = engine.key_lookup(batch, earlier)(spec.user, key) if key is not None else None
         if known is not None:
             if known.digest != digest:
                 raise Conflict("the idempotency key was used before, for another body", field="idempotency_key", key=key)
             return Prepared((), value=(known.task, False))
-        (resolved,) = resolve([spec], [array.id], engine.finder(batch))
+        (resolved,) = resolve([spec], [array.id], finder(batch, engine.shown, earlier.names))
         check_admission(resolved, batch.snapshot, "task.")
         whole = replace(resolved, array=array, labels={**resolved.labels, ARRAY_LABEL: array.id})
         inputs = [TaskSubmitted(task, whole, index) for task, index in zip(ids, indices, strict=True)]

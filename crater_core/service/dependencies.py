@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crater_core.errors import ImpossibleRequest, InvalidRequest
@@ -26,35 +26,62 @@ class Known:
 
 
 Find = Callable[[str], Known | None]
-_BAD = (TaskStatus.FAILED.value, TaskStatus.CANCELLED.value, TaskStatus.REFUSED.value)
+_BAD = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.REFUSED)
 
 
-def finder(batch: Batch, shown: Shown, store: Store) -> Find:
-    """Looks among what lives, what this turn has ended, what ended lately, and in the store."""
+def outside(specs: Sequence[TaskSpec], shown: Shown) -> set[str]:
+    """What these come after and the store alone can tell of: arrays, whose members may have ended long ago, and old tasks."""
+    own = {spec.name for spec in specs} if len(specs) > 1 else set[str]()
+    names = {after.task for spec in specs for after in spec.after} - own
+    return {name for name in names if name.startswith(ARRAY_PREFIX) or shown.record(name) is None}
+
+
+def known_to(store: Store, name: str) -> Known | None:
+    """May wait for a network."""
+    if not name.startswith(ARRAY_PREFIX):
+        stored = store.task(name)
+        return None if stored is None else _known(stored.task)
+    of_it = TaskFilter(labels=((ARRAY_LABEL, name),))
+    some = [*store.tasks(replace(of_it, statuses=tuple(bad.value for bad in _BAD)), 1), *store.tasks(of_it, 1)]
+    return Known(some[0].task.spec.name, False, _failed(some[0].task), array=True) if some else None
+
+
+def finder(batch: Batch, shown: Shown, earlier: Mapping[str, Known]) -> Find:
+    """Looks among what lives, what this turn has ended, what ended lately, and what the store has told before the turn."""
 
     def ended_in_this_turn() -> list[Task]:
         return [entity for entity in batch.puts.values() if isinstance(entity, Task) and entity.status.ended]
 
     def array(name: str) -> Known | None:
+        before = earlier.get(name)
         members = batch.snapshot.by_array.get(name)
-        of_it = TaskFilter(labels=((ARRAY_LABEL, name),))
-        one = batch.snapshot.tasks[next(iter(members))] if members else next((s.task for s in store.tasks(of_it, 1)), None)
-        if one is None:
+        of_it = [task for task in ended_in_this_turn() if task.spec.array is not None and task.spec.array.id == name]
+        of_it += [batch.snapshot.tasks[next(iter(members))]] if members else []
+        if before is None and not of_it:
             return None
-        bad = [task for task in ended_in_this_turn() if task.spec.array == one.spec.array and _failed(task)]
-        bad += [stored.task for stored in store.tasks(replace(of_it, statuses=_BAD), 1)]
-        return Known(one.spec.name, bool(members), bad[0].status if bad else None, array=True)
+        lately = shown.arrays[name].ended if name in shown.arrays else Counter[str]()
+        failed = [before.failed] if before is not None else []
+        failed += [_failed(task) for task in of_it] + [status for status in _BAD if lately[status.value]]
+        return Known(
+            before.name if before is not None else of_it[0].spec.name,
+            bool(members),
+            next((status for status in failed if status is not None), None),
+            array=True,
+        )
 
     def find(name: str) -> Known | None:
         if name.startswith(ARRAY_PREFIX):
             return array(name)
         task = batch.snapshot.tasks.get(name) or next((task for task in ended_in_this_turn() if task.id == name), None)
         record = shown.record(name) if task is None else None
-        stored = store.task(name) if task is None and record is None else None
-        task = task or (record.task if record is not None else stored.task if stored is not None else None)
-        return None if task is None else Known(task.spec.name, not task.status.ended, _failed(task))
+        task = record.task if record is not None else task
+        return earlier.get(name) if task is None else _known(task)
 
     return find
+
+
+def _known(task: Task) -> Known:
+    return Known(task.spec.name, not task.status.ended, _failed(task))
 
 
 def _failed(task: Task) -> TaskStatus | None:

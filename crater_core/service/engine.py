@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,16 +20,16 @@ from crater_core.model.reservation import Reservation
 from crater_core.model.runtimes import RunTimes
 from crater_core.model.service import Service
 from crater_core.model.snapshot import Settings, Snapshot, copy_of
-from crater_core.model.task import Task, TaskStatus
+from crater_core.model.task import Task, TaskSpec, TaskStatus
 from crater_core.scheduling import explain, moved_reservations, schedule
 from crater_core.service.batch import Batch
 from crater_core.service.bell import Bell
 from crater_core.service.demand import Demand
-from crater_core.service.dependencies import Find, finder
+from crater_core.service.dependencies import finder, outside
 from crater_core.service.heard import Heard
 from crater_core.service.ids import Ids
 from crater_core.service.shown import Shown
-from crater_core.service.submits import KeyLookup, Submission, Submitted, prepare_submits
+from crater_core.service.submits import KeyLookup, Recalled, Submission, Submitted, prepare_submits, recalled
 from crater_core.store.protocol import Commit, Committed, Loaded, Store, SubmitKey, TaskFilter
 
 T = TypeVar("T")
@@ -238,36 +238,35 @@ class Engine:
         """All or none; comes back when they are durable, placed already where they could be."""
 
         self.must_lead()
-        names = [(one.spec.user, one.key) for one in submissions if one.key is not None]
-        asked = await self.read(self._find_keys, names) if names and not self.store.quick_reads else None
+        keys = [(one.spec.user, one.key) for one in submissions if one.key is not None]
+        earlier = await self.recall(keys, [one.spec for one in submissions])
 
         def prepare(batch: Batch) -> Prepared:
-            lookup = self.key_lookup(batch, asked)
-            return Prepared(*prepare_submits(submissions, batch.snapshot, lookup, self.finder(batch)))
+            lookup = self.key_lookup(batch, earlier)
+            find = finder(batch, self.shown, earlier.names)
+            return Prepared(*prepare_submits(submissions, batch.snapshot, lookup, find))
 
         return (await self.do(prepare)).value
 
-    def key_lookup(self, batch: Batch, asked: Mapping[tuple[str, str], SubmitKey] | None = None) -> KeyLookup:
-        """`asked`: what the store has said before this turn, so that it need not be asked in it."""
-
-        def known(user: str, key: str) -> SubmitKey | None:
-            found = batch.keys.get((user, key))
-            return found or (asked.get((user, key)) if asked is not None else self.store.find_key(user, key))
-
-        return known
-
-    def finder(self, batch: Batch) -> Find:
-        return finder(batch, self.shown, self.store)
-
-    def _find_keys(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SubmitKey]:
-        """Where asking takes a network, it is done before the turn. A key that is written in between makes the commit fail,
-        and the caller asks again."""
+    async def recall(self, keys: Sequence[tuple[str, str]], specs: Sequence[TaskSpec]) -> Recalled:
+        """What the store knows of a submit, asked before the turn: no turn waits for a network. What is written in between
+        is known to the turn itself; another scheduler's key makes the commit fail, and the caller asks again.
+        """
+        names = outside(specs, self.shown)
+        if not names and (not keys or self.store.quick_reads):
+            return Recalled({}, {})
         try:
-            found = ((name, self.store.find_key(*name)) for name in names)
-            return {name: key for name, key in found if key is not None}
+            return await self.read(recalled, self.store, () if self.store.quick_reads else keys, names)
         except StoreUnavailable as error:
             self.trouble = error.message
             raise
+
+    def key_lookup(self, batch: Batch, earlier: Recalled) -> KeyLookup:
+        def known(user: str, key: str) -> SubmitKey | None:
+            found = batch.keys.get((user, key)) or earlier.keys.get((user, key))
+            return self.store.find_key(user, key) if found is None and self.store.quick_reads else found
+
+        return known
 
     def counts_as_lost(self, node: str) -> bool:
         """Also when it was decided a moment ago, and is still on its way to the disk."""

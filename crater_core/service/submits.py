@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crater_core.errors import Conflict, CraterError, ImpossibleRequest, InvalidRequest, QuotaExceeded, UnknownPool
@@ -13,9 +13,9 @@ from crater_core.model.reason import ReasonCode, next_step, sentence
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import TaskSpec
 from crater_core.scheduling import admit
-from crater_core.service.dependencies import Find, resolve
+from crater_core.service.dependencies import Find, Known, known_to, resolve
 from crater_core.store.codec import encode
-from crater_core.store.protocol import SubmitKey
+from crater_core.store.protocol import Store, SubmitKey
 
 KeyLookup = Callable[[str, str], SubmitKey | None]
 
@@ -43,6 +43,24 @@ class Submission:
 class Submitted:
     id: str
     new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the store knew of a submit's idempotency keys, and of what its tasks come after, before the submit's turn."""
+
+    keys: Mapping[tuple[str, str], SubmitKey]
+    names: Mapping[str, Known]
+
+
+def recalled(store: Store, keys: Iterable[tuple[str, str]], names: Iterable[str]) -> Recalled:
+    """May wait for a network: not for an event loop."""
+    found = {key: store.find_key(*key) for key in keys}
+    known = {name: known_to(store, name) for name in names}
+    return Recalled(
+        {key: one for key, one in found.items() if one is not None},
+        {name: one for name, one in known.items() if one is not None},
+    )
 
 
 def digest_of(spec: TaskSpec) -> bytes:

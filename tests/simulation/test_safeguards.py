@@ -67,7 +67,7 @@ def test_it_finds_a_store_that_lets_a_paused_leader_write(monkeypatch: pytest.Mo
         return commit(self, changes, revision, self._term, keys)
 
     monkeypatch.setattr(MemoryStore, "commit", lenient)
-    _found("a write of term", ("leader_pauses_until_another_leads",), first=11, schedulers=2)
+    _found("a write of term", ("leader_pauses_until_another_leads",), first=79, schedulers=2)
 
 
 def test_it_finds_a_leader_that_lost_the_store_and_still_answers_agents(monkeypatch: pytest.MonkeyPatch) -> None:
