@@ -13,6 +13,7 @@ _C = ReasonCode
 _FAILURES = {
     _C.OOM_KILLED: "oom",
     _C.MEMORY_EXCEEDED: "oom",
+    _C.NO_MORE_MEMORY: "oom",
     _C.GPU_MEMORY_EXCEEDED: "gpu_memory",
     _C.GPU_UNHEALTHY: "gpu_error",
     _C.GPU_FAULT: "gpu_error",
@@ -24,6 +25,7 @@ _FAILURES = {
     _C.ENGINE_LOST: "node_lost",
     _C.START_FAILED: "start_failed",
     _C.CANCELLED: "cancelled",
+    _C.FINISHED: "no_end",
     _C.EXIT_CODE: "exit_code",
     _C.SIGNALLED: "signalled",
     _C.EXIT_UNKNOWN: "exit_unknown",
@@ -55,7 +57,8 @@ def how_it_ended(view: TaskView) -> str:
     """Where, how, why, with numbers: `Task t7 on node n1 failed: It was killed for ...`."""
     where = f" on node {view.node}" if view.node else ""
     ran = f" after {show_duration(view.ran_ms)}" if view.ran_ms else ""
-    return f"Task {view.id}{where} {view.status}{ran}: {sentence(view.reason)}"
+    why = "It ended by itself with exit code 0." if view.status == "succeeded" else sentence(view.reason)
+    return f"Task {view.id}{where} {view.status}{ran}: {why}"
 
 
 def why_it_waits(view: TaskView) -> str | None:

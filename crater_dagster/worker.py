@@ -58,6 +58,10 @@ def _work(what: str, instance: Any, content: dict[str, Any]) -> int:
     run = instance.get_run_by_id(content["run_id"])
     if run is None:
         return _say(f"this node's Dagster instance has no run {content['run_id']}: do all nodes share one database?")
+    if run.is_finished:
+        # Ended while this waited to be started: by a time-out of Dagster's, or by a person.
+        _say(f"run {run.run_id} is over ({run.status.value}), so nothing is begun")
+        return DONE
     return _run(instance, run, bool(content["resume"])) if what == "run" else _step(instance, run, content)
 
 
@@ -77,8 +81,6 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
     from crater_dagster import _dagster, shipping
     from crater_dagster.moving import run_is_being_moved
 
-    if run.is_finished:
-        return DONE
     if run.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, "The run was terminated before its worker began.")
         return INTERRUPTED

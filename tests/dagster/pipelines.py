@@ -1,5 +1,6 @@
 """The code location that the tests launch runs of: small jobs, each for one rule."""
 
+import atexit
 import os
 import signal
 import sys
@@ -77,6 +78,14 @@ def vanishes() -> None:
 @dg.op(tags=crater_tags(**SMALL))
 def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dg.op(tags=crater_tags(**SMALL), config_schema={"how": str})
+def succeeds_then_dies(context: dg.OpExecutionContext) -> int:
+    """As a library that crashes while the interpreter is taken apart."""
+    how = {"exit": lambda: os._exit(3), "signal": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+    atexit.register(how[context.op_config["how"]])
+    return 4
 
 
 @dg.op(tags=crater_tags(memory="8000GiB"))
@@ -174,6 +183,17 @@ def growing():
 @dg.job(executor_def=crater_executor)
 def silent():
     vanishes()
+
+
+@dg.job(executor_def=dg.in_process_executor, tags=crater_tags(run_on="compute", cpu=0.5, memory="600MiB"))
+def silent_in_one_process():
+    vanishes()
+
+
+@dg.job(executor_def=crater_executor)
+def dying_late():
+    after(succeeds_then_dies())
+    waits_for_a_file()
 
 
 @dg.job(executor_def=crater_executor)
@@ -333,6 +353,8 @@ defs = dg.Definitions(
         hungry,
         growing,
         silent,
+        silent_in_one_process,
+        dying_late,
         killed,
         impossible,
         slow,

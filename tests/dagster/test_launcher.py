@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from dagster import DagsterInvalidConfigError, DagsterRunStatus
-from dagster_world import World
+from dagster_world import World, a_home
 from harness import SchedulerProcess, wait_until
 
 from crater_core.errors import CraterError
@@ -15,11 +18,41 @@ from crater_dagster import CraterRunLauncher
 from crater_dagster.config import code_location_options
 from crater_dagster.payload import unpack
 
+CONSTRUCTS = """
+import json, socket, sys, threading
+from pathlib import Path
+import dagster as dg
+sockets, made = [], socket.socket.__init__
+def counted(self, *args, **options):
+    sockets.append(args)
+    made(self, *args, **options)
+socket.socket.__init__ = counted
+before = threading.active_count()
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
+    launcher = instance.run_launcher
+    answers = [launcher.supports_resume_run, launcher.supports_check_run_worker_health, launcher.client().endpoints]
+    threads = [thread.name for thread in threading.enumerate()][before:]
+    print(json.dumps([type(launcher).__name__, answers, threads, len(sockets), sorted(sys.modules)]))
+"""
 
-def test_constructing_it_asks_nobody_and_starts_nothing():
-    launcher = CraterRunLauncher(endpoint="http://127.0.0.1:1", token="t")
-    assert launcher.supports_resume_run
-    assert launcher.supports_check_run_worker_health
+
+def test_constructing_it_asks_nobody_and_starts_nothing(tmp_path: Path):
+    """Dagster's web server, daemon, code servers and every step construct it: in a process of its own, with a scheduler that
+    would see a connection."""
+    with socket.socket() as scheduler:
+        scheduler.bind(("127.0.0.1", 0))
+        scheduler.listen()
+        scheduler.setblocking(False)
+        url = f"http://127.0.0.1:{scheduler.getsockname()[1]}"
+        home = a_home(tmp_path, url, "dagster", run_monitoring={"enabled": True, "max_resume_run_attempts": 2})
+        command = [sys.executable, "-c", CONSTRUCTS, str(home)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        name, answers, threads, sockets, modules = json.loads(done.stdout)
+        assert (name, answers) == ("CraterRunLauncher", [True, True, [url]])
+        assert (threads, sockets) == ([], 0)
+        with pytest.raises(BlockingIOError):
+            scheduler.accept()
+    assert not {"docker", "torch", "numpy", "pynvml", "uvicorn", "fastapi", "crater_core.service", "crater_agent"} & set(modules)
 
 
 def test_a_submission_carries_the_run_and_no_settings_of_the_instance(world: World):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +28,15 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+PASSWORD = "not-for-nodes-7f3a"
+
+
 @pytest.fixture(scope="module")
 def pg_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient, postgres: PostgresServer) -> Iterator[World]:
+    url = postgres.create_database("dagster")
+    postgres.query("dagster", f"create role dagster login superuser password '{PASSWORD}'")
     further = {
-        "storage": {"postgres": {"postgres_url": postgres.create_database("dagster")}},
+        "storage": {"postgres": {"postgres_url": url.replace("//postgres@", f"//dagster:{PASSWORD}@")}},
         "compute_logs": {"module": "crater_dagster", "class": "CraterComputeLogManager", "config": {"endpoint": scheduler.url}},
     }
     with World.open(a_home(place, scheduler.url, "postgres", **further), cluster) as running:
@@ -57,6 +64,37 @@ def test_tasks_carry_the_id_of_the_instances_database(pg_world: World, postgres:
     owner = postgres.query("dagster", "select run_storage_id from instance_info")[0][0]
     assert storage_id(pg_world.instance) == owner
     assert pg_world.task_of(run_id, None).labels["dagster/instance"] == owner
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    """What is kept there; some of it may go away meanwhile."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                found[path] = path.read_bytes()
+    return found
+
+
+def test_the_databases_password_is_in_no_submission_no_command_line_and_no_store(pg_world: World, place: Path, tmp_path: Path):
+    """It is in the instance's own configuration, which Dagster would hand to its workers on their command line."""
+    gate = tmp_path / "gate"
+    config = {"ops": {"waits_for_a_file": {"config": {"wait_for": str(gate)}}}}
+    run_id = pg_world.launch("interrupted", config, {"crater/warm": "off"})
+    wait_until(lambda: pg_world.events(run_id, DagsterEventType.STEP_START), 60, "the first step has started")
+    secret = PASSWORD.encode()
+    for step in (None, "waits_for_a_file"):
+        process = Path(f"/proc/{pg_world.worker_pid(run_id, step)}")
+        assert b"DAGSTER_CRATER_ARGS" in (process / "environ").read_bytes()
+        assert secret not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+    kept = _files(place / "scheduler-home") | _files(place / "agent-n-left") | _files(place / "agent-n-right")
+    assert {"crater.db", "started.json"} <= {path.name for path in kept}
+    assert [path for path, content in kept.items() if secret in content] == []
+    assert secret in (place / "postgres" / "dagster.yaml").read_bytes()
+    gate.touch()
+    assert pg_world.finish(run_id) == "SUCCESS", pg_world.story(run_id)
+    shown = json.dumps([task.model_dump(mode="json") for task in pg_world.tasks(run_id)])
+    assert PASSWORD not in shown + pg_world.story(run_id)
 
 
 def test_daemon_and_web_server_on_postgresql_take_a_run_from_the_queue_to_its_output(pg_world: World):

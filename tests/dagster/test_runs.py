@@ -11,6 +11,8 @@ from dagster import AssetKey, DagsterEventType
 from dagster_world import World
 from harness import SchedulerProcess, wait_until
 
+from crater_dagster.reasons import FAILURE_TAG
+
 
 def test_a_run_succeeds_with_steps_on_two_nodes(world: World):
     run_id = world.launch("loop")
@@ -117,6 +119,7 @@ def test_a_step_that_ends_without_a_final_event_fails_instead_of_hanging(world: 
     run_id = world.launch("silent")
     assert world.finish(run_id) == "FAILURE"
     assert "without saying how the step ended" in world.failure(run_id)
+    assert world.run(run_id).tags[FAILURE_TAG] == "no_end"
 
 
 def test_a_step_that_is_killed_fails_with_the_signal(world: World):
