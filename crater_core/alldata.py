@@ -105,7 +105,7 @@ class _Work:
         if self.gpu_memory_gb:
             resources["gpu_memory"] = f"{_plain(self.gpu_memory_gb)}GB"
         if self.gpu_type:
-            resources["gpu_type"] = [self.gpu_type] if isinstance(self.gpu_type, str) else list(self.gpu_type)
+            resources["gpu_type"] = self.gpu_type if isinstance(self.gpu_type, str) else list(self.gpu_type)
         return {
             "name": self.name,
             "project": self.project,

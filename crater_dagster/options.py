@@ -14,8 +14,8 @@ from crater_core.errors import InvalidRequest
 from crater_core.wire.tasks import TaskSubmission
 
 PREFIX = "crater/"
-RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type")
-_SHARES = ("gpu", "gpu_memory", "gpu_devices")
+RESOURCES = ("cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type", "mig_profile")
+_SHARES = ("gpu", "gpu_memory", "gpu_devices", "mig_profile")
 _MAPPINGS = ("env", "node_labels", "prefer_labels", "data_bytes", "labels")
 _OBJECTS = ("resources", "on_oom", *_MAPPINGS)
 _LISTS = ("pools", "mounts")
@@ -79,7 +79,7 @@ def _over(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]
     higher = {name: value for name, value in higher.items() if value is not None}
     kept = {} if not any(name in higher for name in _SHARES) else dict.fromkeys(_SHARES)
     merged = {**{name: value for name, value in lower.items() if name not in kept}, **higher}
-    if not merged.get("gpu") and not merged.get("gpu_memory"):
+    if not any(merged.get(name) for name in ("gpu", "gpu_memory", "mig_profile")):
         # A layer below may name a default type for those that do ask for a GPU.
         merged.pop("gpu_type", None)
     return merged

@@ -21,6 +21,7 @@ def crater_tags(
     gpu_memory: Number | None = None,
     gpu_devices: int | None = None,
     gpu_type: str | Sequence[str] | None = None,
+    mig_profile: str | None = None,
     pool: str | Sequence[str] | None = None,
     project: str | None = None,
     priority: int | None = None,
@@ -54,8 +55,9 @@ def crater_tags(
     """Tags for `op_tags=` of an asset, `tags=` of an op or a job, or `tags=` of a run.
 
     Amounts are written as people write them: `cpu=2`, `memory="4GiB"`, `gpu=1` for a whole device, `gpu=0.25` or
-    `gpu_memory="10GiB"` for a share of one, `time_limit="2h"`. What is not given comes from the executor's and the run
-    launcher's configuration. `env` is for plain settings: secrets belong to an `env_profile`, which stays on the node.
+    `gpu_memory="10GiB"` for a share of one, `time_limit="2h"`. `gpu=1, gpu_type="a100 or 3g.40gb"` takes a card or a MIG slice.
+    What is not given comes from the executor's and the run launcher's configuration. `env` is for plain settings: secrets
+    belong to an `env_profile`, which stays on the node.
     `on_oom=1.5` has the scheduler run a step that ran out of memory again with that many times as much, which uses no retry of
     the step; `{"factor": 2, "memory_max": "64GiB"}` bounds it. `data_bytes` says by node how much of the input lies there.
     `members`, `members_min`, `members_max` and `spread` are for the program that the step starts through Pipes; the step
@@ -70,6 +72,7 @@ def crater_tags(
         "gpu_memory": gpu_memory,
         "gpu_devices": gpu_devices,
         "gpu_type": types,
+        "mig_profile": mig_profile,
     }
     options = {
         "resources": {name: value for name, value in resources.items() if value is not None},

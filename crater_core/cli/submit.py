@@ -34,7 +34,7 @@ def submit(
     ] = None,
     gpu: Annotated[str | None, option("COUNT", "2 is two whole GPUs; 0.25 is a share of one.", panel=COMPUTE)] = None,
     gpu_memory: Annotated[str | None, option("SIZE", "Memory of a shared GPU: 10GiB.", panel=COMPUTE)] = None,
-    gpu_type: Annotated[Many, option("TYPE", "Accepted type; several times: any of them.", panel=COMPUTE)] = None,
+    gpu_type: Annotated[Many, option("TYPE", "Accepted type, or MIG profile; several times: any of them.", panel=COMPUTE)] = None,
     cpu: Annotated[str | None, option("CORES", "Cores: 8, 0.5 or 500m. Default 1.", panel=COMPUTE)] = None,
     memory: Annotated[str | None, option("SIZE", "32GB, 512MiB. Default 512MiB.", panel=COMPUTE)] = None,
     disk: Annotated[str | None, option("SIZE", "Scratch space: 50GB.", panel=COMPUTE)] = None,

@@ -274,7 +274,7 @@ _NEXT_STEPS: dict[ReasonCode, str] = {
     _C.CANNOT_RESERVE: "Ask for less or for another time; `crater reservations` shows what is reserved.",
     _C.NO_NODE_READY: "Start an agent, or look at `crater nodes` for lost and cordoned ones.",
     _C.LABELS_MISMATCH: "Change the label selector, or label a node in its agent.yaml; `crater nodes` shows the labels.",
-    _C.GPU_TYPE_MISSING: "Name a type that is present, or leave the type open.",
+    _C.GPU_TYPE_MISSING: "Name a type that is present, a MIG slice by its profile (gpu_type: 3g.40gb), or leave the type open.",
     _C.POOL_MISSING: "Wait for a node of the pool to come back, or name another pool.",
     _C.FRAGMENTED: "Ask for less on one node, or wait for a running task on one node to end.",
     _C.NO_ROOM: "Wait; `crater nodes` shows what runs where. A higher priority moves it ahead in the queue.",

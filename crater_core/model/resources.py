@@ -62,9 +62,11 @@ class GpuRequest:
     memory_mib: int = 0
     exclusive: bool = True
     types: tuple[str, ...] = ()
-    """Accepted GPU types, any of them; empty accepts all. Compared with the device's `gpu_type` and model, lower case."""
+    """Accepted GPU types, any of them; empty accepts all cards. Compared with the device's `gpu_type` and model, lower case.
+    A MIG profile among them accepts slices of that profile too.
+    """
     mig_profile: str | None = None
-    """Whole MIG slices of this profile, or "any"; None asks for cards, of which a slice is none."""
+    """Whole MIG slices of this profile, or "any"; None asks for cards, and for slices only where `types` names them."""
 
 
 @dataclass(frozen=True, slots=True)

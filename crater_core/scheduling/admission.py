@@ -12,6 +12,7 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.model.task import Apart, TaskSpec, TaskType
 from crater_core.model.units import MILLI
 from crater_core.scheduling.capacity import copies_on_empty
+from crater_core.scheduling.diagnosis import none_of_the_type
 from crater_core.scheduling.fits import profile_fits
 from crater_core.scheduling.memory import memory_of
 from crater_core.scheduling.quotas import QUOTA_RESOURCES, applicable, held_of, limits_of, listed
@@ -160,7 +161,7 @@ def _within_nodes(spec: TaskSpec, snapshot: Snapshot) -> Refused | None:
 
 def _larger_than_any(shape: Shape, snapshot: Snapshot) -> Refused | None:
     """Refused when nodes of the kind asked for are known and none of them could hold it, even empty."""
-    best: tuple[int, str, _Most] | None = None
+    best: tuple[tuple[bool, int, int], str, _Most] | None = None
     for name, node in sorted(snapshot.nodes.items()):
         if not profile_fits(shape, node):
             continue
@@ -171,13 +172,19 @@ def _larger_than_any(shape: Shape, snapshot: Snapshot) -> Refused | None:
         if not short:
             return None
         first = short[0]
-        if best is None or (len(short), -first.has) < (best[0], -best[2].has):
-            best = (len(short), name, first)
+        # Nodes with none of what is asked for come last: they say least.
+        rank = (first.resource == "gpu" and not first.has, len(short), -first.has)
+        if best is None or rank < best[0]:
+            best = (rank, name, first)
     if best is None:
         return None
-    _, name, most = best
+    (none, _, _), name, most = best
     if most.resource.startswith("gpu") and (reason := _only_by_mps(shape, snapshot)):
         return Refused(reason, "resources.gpu_devices")
+    if none and shape.gpu is not None:
+        there = [device for node in snapshot.nodes.values() if profile_fits(shape, node) for device in node.devices]
+        field = "mig_profile" if shape.gpu.mig_profile is not None else "gpu_type" if shape.gpu.types else "gpu"
+        return Refused(none_of_the_type(shape.gpu, there), f"resources.{field}")
     reason = Reason.of(ReasonCode.LARGER_THAN_ANY_NODE, resource=most.resource, wanted=most.wanted, largest=most.has, node=name)
     return Refused(reason, _FIELDS[most.resource])
 
@@ -215,7 +222,7 @@ def _gpu_at_best(gpu: GpuRequest, devices: list[GpuDevice]) -> _Most:
     fit = sum(need_of_device(gpu, device) is not None for device in devices)
     shareable = [device for device in devices if need_of_device(GpuRequest(1, 1, exclusive=False), device) is not None]
     largest = max((device.allocatable_memory_mib for device in shareable), default=0)
-    if not gpu.exclusive and not fit and 0 < largest < gpu.memory_mib:
+    if not gpu.exclusive and not fit and shareable and largest < gpu.memory_mib:
         return _Most("gpu_memory", gpu.memory_mib, largest)
     unit = gpu.compute_milli or MILLI
     return _Most("gpu", gpu.count * unit, fit * unit)

@@ -8,13 +8,16 @@ from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import NOBODY
 from crater_core.scheduling.fits import Fits
 
+WHOLE = 1 << 60
+"""In MiB: a card is more than any slice."""
+
 
 def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     """Slots with what to take of each. The row must fit.
 
-    Whole devices: those that cannot be shared first, so that shareable ones stay for shares. A share: the fullest device
-    that still has room, so that others stay whole, or the one that the strategy prefers. Equals go by index; of several
-    whole devices, those that are joined best.
+    Whole devices: the smallest slices first, where slices will do; of cards those that cannot be shared first, so that
+    shareable ones stay for shares. A share: the fullest device that still has room, so that others stay whole, or the one that
+    the strategy prefers. Equals go by index; of several whole devices, those that are joined best.
     """
     columns = fits.columns
     if fits.preferred is not None and fits.preferred[row] >= 0:
@@ -32,7 +35,8 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
         if compute[slot] < need_compute or memory[slot] < need_memory:
             continue
         if user is None:
-            candidates.append((device.sharing is not SharingMode.EXCLUSIVE, 0, slot))
+            size = device.memory_mib if device.sharing is SharingMode.MIG else WHOLE
+            candidates.append((size, device.sharing is not SharingMode.EXCLUSIVE, slot))
         elif user[slot] in (NOBODY, fits.user):
             candidates.append((sign * compute[slot], sign * memory[slot], slot))
     candidates.sort()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crater_core.model.node import Node, NodeStatus
+from crater_core.model.node import GpuDevice, Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
@@ -57,11 +57,22 @@ def _no_such_device(fits: Fits, eligible: IntArray) -> Reason:
     by_mps = sum(only_by_mps(fits.shape, one, dict(columns.nodes[row].pools)) for row in rows for one in columns.devices[row])
     if by_mps:
         return Reason.of(_C.MPS_ONE_GPU, count=gpu.count, devices=by_mps)
-    devices = [device for row in rows for device in columns.devices[row] if device.healthy]
-    if gpu.types:
-        return Reason.of(_C.GPU_TYPE_MISSING, types=" or ".join(gpu.types), present=listed({d.gpu_type for d in devices}))
-    what = "any" if gpu.exclusive else "any that can be shared and is large enough"
-    return Reason.of(_C.GPU_TYPE_MISSING, types=what, present=listed({f"{d.gpu_type} ({d.sharing.value})" for d in devices}))
+    return none_of_the_type(gpu, [device for row in rows for device in columns.devices[row] if device.healthy])
+
+
+def none_of_the_type(gpu: GpuRequest, devices: list[GpuDevice]) -> Reason:
+    """What is wanted, and what there is instead."""
+    what = " or ".join(gpu.types) or ("any" if gpu.exclusive else "any that can be shared and is large enough")
+    if gpu.mig_profile is not None:
+        what = f"MIG slice {gpu.mig_profile}" + (f" of {what}" if gpu.types else "")
+    with_mode = not gpu.exclusive or not gpu.types
+    return Reason.of(_C.GPU_TYPE_MISSING, types=what, present=listed({_kind(device, with_mode) for device in devices}))
+
+
+def _kind(device: GpuDevice, with_mode: bool) -> str:
+    if device.mig_profile is not None:
+        return f"{device.gpu_type} {device.mig_profile} (mig)"
+    return f"{device.gpu_type} ({device.sharing.value})" if with_mode else device.gpu_type
 
 
 @dataclass(frozen=True, slots=True)

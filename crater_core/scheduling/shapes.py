@@ -86,10 +86,10 @@ def strategy_of(spec: TaskSpec, settings: Settings) -> str:
 
 
 def type_matches(types: tuple[str, ...], device: GpuDevice) -> bool:
-    """Whether a device is of one of the types: its `gpu_type` (with or without the vendor in front) or its model."""
+    """Whether a device is of one of the types: its `gpu_type` (with or without the vendor in front), model or MIG profile."""
     if not types:
         return True
-    known = {device.gpu_type.lower(), device.gpu_type.lower().removeprefix("nvidia-"), device.model.lower()}
+    known = {device.gpu_type.lower(), device.gpu_type.lower().removeprefix("nvidia-"), device.model.lower(), device.mig_profile}
     return any(name.lower() in known for name in types)
 
 
@@ -106,9 +106,7 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
     of several devices are none of MPS devices: a program has one MPS daemon, and each daemon has one device.
     """
     if gpu.exclusive:
-        # A slice is a whole device too, but not what "one GPU" means.
-        slices = ("any", device.mig_profile) if device.sharing is SharingMode.MIG else (None,)
-        return (MILLI, device.memory_mib) if gpu.mig_profile in slices else None
+        return (MILLI, device.memory_mib) if _of_the_form(gpu, device) else None
     if not device.shareable or (gpu.count > 1 and device.sharing is SharingMode.MPS):
         return None
     compute, memory = gpu.compute_milli, gpu.memory_mib
@@ -119,6 +117,15 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
     if memory > device.allocatable_memory_mib or compute > MILLI:
         return None
     return max(1, compute), memory
+
+
+def _of_the_form(gpu: GpuRequest, device: GpuDevice) -> bool:
+    """A card, or a slice. A slice is a whole device too, but not what "one GPU" means: only who names it gets one."""
+    if device.sharing is not SharingMode.MIG:
+        return gpu.mig_profile is None
+    return gpu.mig_profile in ("any", device.mig_profile) or any(
+        name.lower() in (device.mig_profile, device.model.lower()) for name in gpu.types
+    )
 
 
 def only_by_mps(shape: Shape, device: GpuDevice, pools: dict[str, PoolKind] | None) -> bool:

@@ -13,6 +13,9 @@ from crater_core.model.units import MILLI, parse_bytes, parse_duration_ms, parse
 from crater_core.wire.base import Incoming, Outgoing
 
 _TYPES = re.compile(r"\s*(?:,|\||\bor\b)\s*", re.IGNORECASE)
+_PROFILE = r"([0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z0-9.+]*"
+_SLICE = re.compile(rf"(.* )?{_PROFILE}", re.IGNORECASE)
+"""A MIG profile, or the model of a slice, which ends with one."""
 # Each kind is written back with its unit, so that a body which is parsed, sent and parsed again stays the same.
 _NUMBER_OR_TEXT: dict[str, Any] = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
 
@@ -54,19 +57,27 @@ class Resources(Incoming):
     gpu: Milli = Field(default=0, description="whole devices, or the share of a device when it is below one")
     gpu_memory: Mib = Field(default=0, description="memory of each device that is shared")
     gpu_devices: int = Field(default=1, ge=1, le=64, description="how many devices to take a share of")
-    gpu_type: tuple[str, ...] = Field(default=(), description='accepted types, any of them; "a100 or h100" in one text')
-    mig_profile: Annotated[str, Field(pattern=r"^(any|[0-9]+g\.[0-9]+gb[a-z0-9.+]*)$", max_length=40)] | None = Field(
+    gpu_type: tuple[str, ...] = Field(
+        default=(),
+        description='accepted types, any of them: "a100 or h100"; a MIG profile accepts such slices: "a100 or 3g.40gb"',
+    )
+    mig_profile: Annotated[str, Field(pattern=rf"^(any|{_PROFILE})$", max_length=40)] | None = Field(
         default=None, description='whole MIG slices: "2g.20gb", or "any"; gpu says how many, 1 where it is not given'
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _one_type_may_be_text(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            fields = cast(dict[str, Any], data)
-            given = fields.get("gpu_type")
-            return {**fields, "gpu_type": tuple(_TYPES.split(given.strip()))} if isinstance(given, str) else fields
-        return data
+    def _types_may_be_text(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        fields = cast(dict[str, Any], data)
+        given = fields.get("gpu_type")
+        names: list[Any] = (
+            [given] if isinstance(given, str) else list(cast(Any, given)) if isinstance(given, (list, tuple)) else []
+        )
+        if not names or not all(isinstance(name, str) for name in names):
+            return fields
+        return {**fields, "gpu_type": tuple(one for name in names for one in _TYPES.split(name.strip()))}
 
     @model_validator(mode="after")
     def _gpu_makes_sense(self) -> Resources:
@@ -82,7 +93,19 @@ class Resources(Incoming):
             raise ValueError("mig_profile is for whole slices: gpu says how many, gpu_memory and gpu_devices are for shares")
         if not self.gpu and not self.gpu_memory and self.mig_profile is None and (self.gpu_type or self.gpu_devices > 1):
             raise ValueError("gpu_type and gpu_devices need gpu or gpu_memory beside them")
+        slices = sorted(name for name in self.gpu_type if _SLICE.fullmatch(name.strip()))
+        if slices:
+            self._slices_make_sense(" or ".join(slices), mixed=len(slices) < len(self.gpu_type))
         return self
+
+    def _slices_make_sense(self, slices: str, mixed: bool) -> None:
+        if self.mig_profile is not None:
+            raise ValueError(f"name the slices in gpu_type ({slices}) or in mig_profile, not in both")
+        if self.gpu < MILLI:
+            raise ValueError(f"a MIG slice ({slices}) is given whole: ask for gpu: 1, or name cards only in gpu_type")
+        if self.gpu > MILLI and mixed:
+            count = self.gpu // MILLI
+            raise ValueError(f"gpu: {count} could be a card and a slice: ask for gpu: 1, or name only cards or only slices")
 
     def to_request(self, ports: int = 0) -> Request:
         return Request(self.cpu, self.memory, self.disk, self._gpu_request(), ports)

@@ -11,6 +11,8 @@ import pytest
 from dagster import DagsterInvalidDefinitionError
 
 from crater_core.errors import InvalidRequest
+from crater_core.model.resources import GpuRequest
+from crater_core.wire.resources import Resources
 from crater_core.wire.tasks import TaskSubmission
 from crater_dagster import crater_tags
 from crater_dagster.options import from_tags, merge, of_one_process, submission
@@ -37,6 +39,8 @@ def test_tags_are_texts_and_come_back_as_the_same_options():
         ({"memory": "4 parsecs"}, "memory: size has an unknown unit 'parsecs'"),
         ({"priority": 200}, "priority: Input should be less than or equal to 100 (found 200)"),
         ({"gpu_type": "a100"}, "gpu_type and gpu_devices need gpu or gpu_memory"),
+        ({"gpu": 2, "gpu_type": "a100 or 3g.40gb"}, "gpu: 2 could be a card and a slice"),
+        ({"mig_profile": "3g", "gpu": 1}, "mig_profile: String should match pattern"),
         ({"pool": "a b"}, "pool.0: String should match pattern"),
         ({"time_limit": -3}, "time_limit: duration must not be negative"),
         ({"members": 0}, "members: Input should be greater than or equal to 1 (found 0)"),
@@ -73,7 +77,7 @@ ELSEWHERE = {
 
 def test_every_field_of_a_task_can_be_asked_for_or_has_its_place_elsewhere():
     arguments = set(inspect.signature(crater_tags).parameters) - {"pool"} | {"pools"}
-    amounts = {"cpu", "memory", "disk", "gpu", "gpu_memory", "gpu_devices", "gpu_type"}
+    amounts = set(Resources.model_fields)
     own = {"python", "run_on", "on_oom"}
     fields = {name for name in TaskSubmission.model_fields if name not in ELSEWHERE and name != "resources"}
     assert arguments - amounts - own == fields
@@ -96,6 +100,15 @@ def test_further_wishes_become_those_of_the_task():
     assert asked.retry.on_oom is not None
     assert (asked.retry.on_oom.factor, asked.retry.on_oom.memory_max) == (2000, 8 * 1024**3)
     assert submission(of_one_process(from_tags(tags)), name="n", command=("true",)).members == 1
+
+
+def test_a_card_or_a_slice_is_one_wish_and_a_layers_default_type_gives_way():
+    tags = crater_tags(gpu=1, gpu_type="a100 or 3g.40gb")
+    asked = submission(from_tags(tags), name="n", command=("true",)).resources.to_request().gpu
+    assert asked == GpuRequest(1, types=("3g.40gb", "a100"))
+    merged = merge({"resources": {"gpu": 0.5, "gpu_type": "h100"}}, from_tags(crater_tags(mig_profile="any")))
+    asked = submission(merged, name="n", command=("true",)).resources.to_request().gpu
+    assert asked == GpuRequest(1, types=("h100",), mig_profile="any")
 
 
 def test_a_number_that_is_none_is_named():

@@ -48,9 +48,9 @@ def test_a_service_means_what_the_form_says():
 
 def test_part_of_a_gpu_and_of_a_gigabyte_are_exact():
     sent = TaskSubmission.model_validate(
-        TrainingTask(name="x", command=["a"], gpu=0.25, gpu_memory_gb=10, memory_gb=0.1, gpu_type="a100").body()
+        TrainingTask(name="x", command=["a"], gpu=0.25, gpu_memory_gb=10, memory_gb=0.1, gpu_type="a100 or h100").body()
     )
-    assert (sent.resources.gpu, sent.resources.memory, sent.resources.gpu_type) == (250, 10**8, ("a100",))
+    assert (sent.resources.gpu, sent.resources.memory, sent.resources.gpu_type) == (250, 10**8, ("a100", "h100"))
     tiny = TrainingTask(name="x", command=["a"], memory_gb=1e-9).body()["resources"]["memory"]
     assert tiny == "0.000000001GB"
 

@@ -11,8 +11,11 @@ from builders import a_node, a_snapshot, a_task
 
 from crater_agent.config import AgentConfig, GpuPool
 from crater_core.configuration import parse_yaml
-from crater_core.model.node import GpuDevice, SharingMode
+from crater_core.model.node import SharingMode
+from crater_core.model.plan import Refused
+from crater_core.model.reason import ReasonCode
 from crater_core.model.resources import GpuRequest
+from crater_core.scheduling import admit
 from crater_core.scheduling.cycle import schedule
 from crater_core.wire.services import ServiceBody
 from crater_core.wire.tasks import TaskSubmission
@@ -44,11 +47,38 @@ def test_four_inference_servers_fit_on_the_card_and_a_fifth_does_not():
 
 
 def test_the_training_job_takes_a_whole_card_or_a_slice():
-    card, part = (
-        TaskSubmission.model_validate(yaml.safe_load(_file(name))).to_spec("ann").request.gpu
-        for name in ("card.yaml", "slice.yaml")
-    )
-    assert card == GpuRequest(1, types=("a100", "h100"))
-    assert part == GpuRequest(1, mig_profile="3g.40gb")
-    slice_ = GpuDevice("MIG-1", 0, "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "nvidia-a100", 40_192, "gpu-pool", SharingMode.MIG)
-    assert slice_.mig_profile == "3g.40gb"
+    spec = TaskSubmission.model_validate(yaml.safe_load(_file("train.yaml"))).to_spec("ann")
+    assert spec.request.gpu == GpuRequest(1, types=("3g.40gb", "a100", "h100"))
+    model = "NVIDIA A100-SXM4-80GB MIG {}"
+    nodes = [
+        a_node("card", cpu=8, memory_gib=64, gpus=1, gpu_type="nvidia-h100", model="NVIDIA H100 80GB HBM3"),
+        a_node(
+            "large",
+            cpu=32,
+            memory_gib=256,
+            gpus=1,
+            gpu_type="nvidia-a100",
+            model=model.format("3g.40gb"),
+            sharing=SharingMode.MIG,
+        ),
+        a_node(
+            "small",
+            cpu=32,
+            memory_gib=256,
+            gpus=4,
+            gpu_type="nvidia-a100",
+            model=model.format("1g.10gb"),
+            sharing=SharingMode.MIG,
+        ),
+        a_node("other", cpu=32, memory_gib=256, gpus=4, gpu_type="nvidia-l4", model="NVIDIA L4"),
+    ]
+    tasks = [replace(a_task(f"t{number}", at_ms=number), spec=spec) for number in range(3)]
+    plan = schedule(a_snapshot(nodes, tasks), 0)
+    assert {(placement.node, placement.grants[0].sharing) for placement in plan.placements} == {
+        ("card", SharingMode.EXCLUSIVE),
+        ("large", SharingMode.MIG),
+    }
+    assert plan.waiting["t2"].code is ReasonCode.NO_ROOM
+    answer = admit(spec, a_snapshot([nodes[2]]))
+    assert isinstance(answer, Refused)
+    assert answer.reason.facts["present"] == "nvidia-a100 1g.10gb (mig)"

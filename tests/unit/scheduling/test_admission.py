@@ -62,7 +62,7 @@ def test_what_mps_has_no_part_in_is_told_as_before() -> None:
     spec = {"gpu": 500, "gpu_count": 2}
     assert refusal([mps, a_node("b", gpus=2, sharing=SharingMode.TIME_SLICE)], **spec) is None
     assert refusal([mps], **spec, cpu=9000) == (ReasonCode.MPS_ONE_GPU, "resources.gpu_devices")
-    assert refusal([a_node("b", gpus=2)], **spec) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu")
+    assert refusal([a_node("b", gpus=2)], **spec) == (ReasonCode.GPU_TYPE_MISSING, "resources.gpu")
     assert refusal([mps], gpu_memory_mib=50_000, gpu_count=2) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu_memory")
 
 
@@ -78,6 +78,22 @@ def test_lost_and_cordoned_nodes_count_as_known() -> None:
     assert refusal(nodes, gpu=4000) is None
     assert refusal(nodes, cpu=64_000) is None
     assert refusal(nodes, gpu=5000) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu")
+
+
+def test_a_request_for_a_kind_of_gpu_that_nodes_have_in_another_form_only_says_what_they_have() -> None:
+    mig = a_node("mig", gpus=2, model="NVIDIA A100-SXM4-80GB MIG 2g.20gb", sharing=SharingMode.MIG)
+    answer = admit(a_spec(gpu=1000, gpu_types=("a100",)), a_snapshot([mig]))
+    assert answer == Refused(
+        Reason.of(ReasonCode.GPU_TYPE_MISSING, types="a100", present="a100 2g.20gb (mig)"), "resources.gpu_type"
+    )
+    assert refusal([mig], gpu=1000) == (ReasonCode.GPU_TYPE_MISSING, "resources.gpu")
+    assert refusal([a_node(gpus=2)], gpu=500) == (ReasonCode.GPU_TYPE_MISSING, "resources.gpu")
+    assert refusal([mig], gpu=1000, gpu_types=("a100", "2g.20gb")) is None
+    assert refusal([mig], gpu=3000, gpu_types=("2g.20gb",)) == (ReasonCode.LARGER_THAN_ANY_NODE, "resources.gpu")
+    slices = replace(a_spec(), request=Request(1000, GIB, 0, GpuRequest(1, mig_profile="3g.40gb")))
+    answer = admit(slices, a_snapshot([mig, a_node("card", gpus=1)]))
+    assert isinstance(answer, Refused)
+    assert (answer.reason.facts["types"], answer.field) == ("MIG slice 3g.40gb", "resources.mig_profile")
 
 
 def test_with_no_node_registered_everything_may_wait() -> None:

@@ -10,7 +10,7 @@ from builders import a_node, a_snapshot, a_task, commit, end
 
 from crater_core.model.node import ControlShare, Node, NodeStatus, SharingMode
 from crater_core.model.plan import Plan
-from crater_core.model.reason import Reason, ReasonCode
+from crater_core.model.reason import Reason, ReasonCode, sentence
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Task
@@ -210,6 +210,28 @@ def test_any_profile_will_do_but_a_card_is_no_slice_and_a_slice_no_card() -> Non
     assert schedule(a_snapshot(nodes[1:], [a_task(gpu=500)]), 0).placements == (), "nor is a slice shared"
 
 
+def test_one_request_may_take_a_card_of_some_types_or_a_slice_of_some_profile() -> None:
+    """As "a100 or 2g.20gb" says. A type names cards; a slice is named by its profile, or by its model."""
+    nodes = [*mig_nodes(), a_node("t4", gpus=1, gpu_type="t4", model="T4")]
+    tasks = [a_task(f"t{i}", gpu=1000, gpu_types=("a100", "2g.20gb"), at_ms=i) for i in range(5)]
+    plan = schedule(a_snapshot(nodes, tasks), 0)
+    assert sorted(places(plan).values()) == ["card", "card", "large", "large"]
+    assert plan.waiting["t4"].facts == {"resource": "gpu", "wanted": 1000, "free": 0}, "neither the T4 nor the smaller slices"
+    sharing = {placement.node: placement.grants[0].sharing for placement in plan.placements}
+    assert sharing == {"card": SharingMode.EXCLUSIVE, "large": SharingMode.MIG}
+    by_model = [a_task(gpu=1000, gpu_types=("t4", "nvidia a100-sxm4-40gb mig 1g.5gb"))]
+    assert places(schedule(a_snapshot(nodes[:3], by_model), 0)) == {"t1": "small"}
+
+
+def test_of_a_card_and_slices_that_would_all_do_the_smallest_is_taken() -> None:
+    one = a_node("n1", gpus=1)
+    large, small = (node.devices[0] for node in mig_nodes()[1:])
+    node = replace(one, devices=(*one.devices, replace(large, index=1), replace(small, index=2)))
+    tasks = [a_task(f"t{i}", gpu=1000, gpu_types=("a100", "1g.5gb", "2g.20gb"), at_ms=i) for i in range(3)]
+    plan = schedule(a_snapshot([node], tasks), 0)
+    assert [devices(plan, f"t{i}")[0][2] for i in range(3)] == [4_864, 20_096, 40_960]
+
+
 def test_slices_that_are_taken_are_not_given_again() -> None:
     tasks = [a_slice_task(f"t{i}", at_ms=i) for i in range(3)]
     plan = schedule(a_snapshot(mig_nodes(), tasks), 0)
@@ -220,6 +242,10 @@ def test_slices_that_are_taken_are_not_given_again() -> None:
 def test_a_missing_type_is_said_with_those_that_are_there() -> None:
     reason = schedule(a_snapshot([a_node(gpus=1)], [a_task(gpu=1000, gpu_types=("h100",))]), 0).waiting["t1"]
     assert (reason.code, reason.facts["present"]) == (ReasonCode.GPU_TYPE_MISSING, "a100")
+    snapshot = a_snapshot(mig_nodes()[1:], [a_task(gpu=1000, gpu_types=("a100",)), a_slice_task("t2", "3g.40gb")])
+    waiting = schedule(snapshot, 0).waiting
+    assert sentence(waiting["t1"]) == "No ready node has such a GPU: wanted a100; present a100 1g.5gb (mig), a100 2g.20gb (mig)."
+    assert waiting["t2"].facts["types"] == "MIG slice 3g.40gb"
 
 
 def test_named_pools_restrict_nodes_and_devices() -> None:
