@@ -43,7 +43,7 @@ from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
 from crater_dagster.shipping import ship, tell_problems
 from crater_dagster.steps import POLL_S, Key, StepTask, StepTasks
-from crater_dagster.story import last_lines
+from crater_dagster.story import last_lines, why_queued_again
 from crater_dagster.warm import preload_of
 
 HEALTH_CHECK_S = 20
@@ -285,6 +285,8 @@ class CraterStepHandler(StepHandler):
         moved = before is not None and before.allocation != view.allocation
         if before is not None and before.allocation and moved and not before.ended:
             ship(self._instance, self._run.run_id, key[0], before.id, before.allocation)
+            if view.attempt > before.attempt or not view.ended:
+                self._say_why_again(key, view)
         if view.ended:
             if view.allocation and (before is None or not before.ended):
                 ship(self._instance, self._run.run_id, key[0], view.id, view.allocation)
@@ -294,14 +296,19 @@ class CraterStepHandler(StepHandler):
         code = why_it_waits(view)
         if code is not None and code != self._told.get(key):
             self._told[key] = code
-            again = " It is queued again." if view.attempt else ""
-            self._say(
-                key[0], f"Step {key[0]} waits: {sentence(view.reason)}{again}", {"crater/task": MetadataValue.text(view.id)}
-            )
+            self._say(key[0], f"Step {key[0]} waits: {sentence(view.reason)}", {"crater/task": MetadataValue.text(view.id)})
         where = f"{view.attempt} {view.node}"
         if view.node is not None and view.status == "running" and self._told.get(key) != where:
             self._told[key] = where
             self._later.append((key[0], f"Step {key[0]} runs on node {view.node} as task {view.id}.", figures(view)))
+
+    def _say_why_again(self, key: Key, view: TaskView) -> None:
+        """An attempt was ended that was not the step's fault. By now the next one may run already, so that only the task's
+        history knows why."""
+        why = why_queued_again(self._client, view.id)
+        if why is not None:
+            self._told[key] = why.code
+        self._say(key[0], f"Step {key[0]} was stopped and is queued again: {sentence(why)}", figures(view))
 
     def _say(self, step_key: str | None, message: str, metadata: Mapping[str, MetadataValue]) -> None:
         report_step_event(self._instance, self._run, step_key, message, metadata)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dagster import DagsterInstance, DagsterRunStatus
 
 from crater_core.errors import CraterError, NotFound
+from crater_core.wire.base import ReasonView
 from crater_dagster.connect import client_of
+from crater_dagster.story import why_queued_again
 
 _ASK_FOR_S = 1.0
 _known: dict[tuple[str, str], bool] = {}
@@ -34,6 +36,12 @@ def run_is_being_moved(instance: DagsterInstance, run_id: str) -> bool:
         if why is not None:
             instance.report_run_canceling(run, f"The task of its run worker was ended. {why}")
     return False
+
+
+def why_it_was_moved(instance: DagsterInstance) -> ReasonView | None:
+    """Why this task's last attempt was ended and this one began; None when nobody can be asked."""
+    with client_of(instance, retry_for_s=_ASK_FOR_S, timeout_s=_ASK_FOR_S) as client:
+        return why_queued_again(client, os.environ.get("CRATER_TASK_ID", ""))
 
 
 def steps_go_on(instance: DagsterInstance, run_id: str, dagster_says: Callable[[str], bool]) -> bool:

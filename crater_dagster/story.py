@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from crater_core.client import CraterClient
 from crater_core.errors import CraterError
+from crater_core.wire.base import ReasonView
 from crater_core.wire.tasks import EventView
 
 LINES = 25
@@ -21,6 +22,14 @@ def timeline(events: Iterable[EventView]) -> list[str]:
         facts = "".join(f" {name}={value}" for name, value in event.facts.items())
         lines.append(f"{at} {event.what}{facts}" + (f": {event.reason.message}" if event.reason else ""))
     return lines
+
+
+def why_queued_again(client: CraterClient, task_id: str) -> ReasonView | None:
+    """Why the task's last attempt was ended and another one takes its place; None when nobody can be asked."""
+    try:
+        return next((event.reason for event in reversed(client.events(task_id)) if event.what == "queued_again"), None)
+    except CraterError:
+        return None
 
 
 def last_lines(client: CraterClient, task_id: str, lines: int = LINES) -> list[str]:

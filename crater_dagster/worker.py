@@ -85,7 +85,9 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
         instance.report_run_canceled(run, "The run was terminated before its worker began.")
         return INTERRUPTED
     if not resume and _attempt() > 1 and run.status is DagsterRunStatus.STARTED:
-        resume = _dagster.is_driven_by(run, "crater")
+        if not _dagster.is_driven_by(run, "crater"):
+            return _fail_what_was_moved(instance, run)
+        resume = True
     _dagster.hold_back_interruptions(instance, lambda: run_is_being_moved(instance, run.run_id))
     try:
         code = _dagster.execute_run(instance, run, resume)
@@ -100,6 +102,17 @@ def _run(instance: Any, run: Any, resume: bool) -> int:
     if after.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(after, "The run worker was interrupted.")
     return INTERRUPTED
+
+
+def _fail_what_was_moved(instance: Any, run: Any) -> int:
+    """What ran its steps in its own process has taken them along. Whether to begin anew is for Dagster's run retries."""
+    from crater_dagster.moving import why_it_was_moved
+    from crater_dagster.reasons import FAILURE_TAG, failure_code, sentence
+
+    why = why_it_was_moved(instance)
+    instance.add_run_tags(run.run_id, {FAILURE_TAG: failure_code(why)})
+    instance.report_run_failed(run, f"Its process was ended, and with it the steps that ran there: {sentence(why)}")
+    return FAILED
 
 
 def _step(instance: Any, run: Any, content: dict[str, Any]) -> int:

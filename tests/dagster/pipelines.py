@@ -135,6 +135,12 @@ def lives_twice(context: dg.OpExecutionContext) -> int:
     return 5
 
 
+@dg.op(tags=crater_tags(on_disconnect="keep", **SMALL), config_schema={"mark": str})
+def stays_where_it_is(context: dg.OpExecutionContext) -> None:
+    Path(context.op_config["mark"]).write_text(os.environ["CRATER_NODE"] + "\n")
+    time.sleep(600)
+
+
 @dg.op(tags=crater_tags(node_labels={"side": "nowhere"}, **SMALL))
 def waits_for_a_node() -> None: ...
 
@@ -229,6 +235,16 @@ def speaking():
 @dg.job(executor_def=crater_executor)
 def surviving():
     after(lives_twice())
+
+
+@dg.job(executor_def=dg.in_process_executor, tags=crater_tags(run_on="compute", cpu=0.9, memory="600MiB"))
+def surviving_in_one_process():
+    after(lives_twice())
+
+
+@dg.job(executor_def=crater_executor)
+def staying():
+    stays_where_it_is()
 
 
 @dg.job(executor_def=crater_executor)
@@ -368,6 +384,8 @@ defs = dg.Definitions(
         dg.define_asset_job("daily_reports", selection=[daily_report], executor_def=crater_executor),
         waiting,
         surviving,
+        surviving_in_one_process,
+        staying,
         spreading,
         in_one_process,
         slow_in_one_process,
