@@ -164,8 +164,11 @@ class Cycle:
     def _members_within_quota(self, lane: Lane, fits: Fits) -> int | Reason:
         """How many members quota allows; a reason when that is not enough to start."""
 
+        if lane.members == 1:
+            return self._over_quota(lane, fits.wanted) or 1
+
         def refusal(members: int) -> Reason | None:
-            return self._over_quota(lane, fits.wanted if members == 1 else [members * want for want in fits.wanted])
+            return self._over_quota(lane, [members * want for want in fits.wanted])
 
         refused = refusal(lane.fewest)
         if refused is not None:
@@ -223,7 +226,7 @@ class Cycle:
         is known only once its device is: that may be too much after all.
         """
         held = _held(lane, self.placements[first:])
-        refusal = self._over_quota(lane, held) if lane.shape.shares else None
+        refusal = self._over_quota(lane, held) if lane.shape.by_memory_alone else None
         while refusal is not None and len(self.placements) - first > lane.fewest:
             self._undo(mark + len(self.placements) - first - 1, len(self.placements) - 1)  # An elastic gang can do with less.
             held = _held(lane, self.placements[first:])
@@ -357,12 +360,9 @@ def _place_of(snapshot: Snapshot, task: str) -> Place:
 
 def _held(lane: Lane, placements: list[Placement]) -> Held:
     request, count = lane.shape.request, len(placements)
-    if request.gpu is None:
-        return [0, request.cpu_milli * count, request.memory_bytes * count, request.disk_bytes * count, 0]
-    return [
-        sum(grant.compute_milli for placement in placements for grant in placement.grants),
-        request.cpu_milli * count,
-        request.memory_bytes * count,
-        request.disk_bytes * count,
-        sum(grant.memory_mib for placement in placements for grant in placement.grants),
-    ]
+    gpu_milli = gpu_memory_mib = 0
+    for placement in placements:
+        for grant in placement.grants:
+            gpu_milli += grant.compute_milli
+            gpu_memory_mib += grant.memory_mib
+    return [gpu_milli, request.cpu_milli * count, request.memory_bytes * count, request.disk_bytes * count, gpu_memory_mib]

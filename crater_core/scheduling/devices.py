@@ -23,28 +23,28 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     if fits.preferred is not None and fits.preferred[row] >= 0:
         slot = int(fits.preferred[row])
         return [(slot, _grant(fits, row, slot, int(columns.kind[row, slot])))]
-    needs, devices = fits.device_needs, columns.devices[row]
+    needs, devices, count = fits.device_needs, columns.devices[row], fits.count
     kinds: list[int] = columns.kind[row].tolist()
-    compute, memory = columns.compute[row].tolist(), columns.gpu_memory[row].tolist()
-    user: list[int] | None = columns.user[row].tolist() if fits.shape.user is not None else None
-    # Shares of several devices take the emptiest: then the most copies fit beside each other.
-    sign = 1 if fits.count == 1 else -1
-    candidates: list[tuple[int, int, int]] = []
-    for slot, device in enumerate(devices):
-        need_compute, need_memory = needs[kinds[slot]]
-        if compute[slot] < need_compute or memory[slot] < need_memory:
-            continue
-        if user is None:
-            size = device.memory_mib if device.sharing is SharingMode.MIG else WHOLE
-            candidates.append((size, device.sharing is not SharingMode.EXCLUSIVE, slot))
-        elif user[slot] in (NOBODY, fits.user):
-            candidates.append((sign * compute[slot], sign * memory[slot], slot))
-    candidates.sort()
-    assert len(candidates) >= fits.count, "devices are chosen only on a node that fits"
-    chosen = [slot for _, _, slot in candidates]
-    if 1 < fits.count < len(chosen) and user is None:
-        chosen = closest(devices, chosen, fits.count)
-    return [(slot, _grant(fits, row, slot, kinds[slot])) for slot in sorted(chosen[: fits.count])]
+    compute: list[int] = columns.compute[row].tolist()
+    memory: list[int] = columns.gpu_memory[row].tolist()
+    chosen = [slot for slot, kind in enumerate(kinds) if compute[slot] >= needs[kind][0] and memory[slot] >= needs[kind][1]]
+    if fits.shape.user is None:
+        chosen.sort(key=lambda slot: _order_of_whole(devices[slot]))
+        if 1 < count < len(chosen):
+            chosen = closest(devices, chosen, count)
+    else:
+        user: list[int] = columns.user[row].tolist()
+        chosen = [slot for slot in chosen if user[slot] in (NOBODY, fits.user)]
+        # Shares of several devices take the emptiest: then the most copies fit beside each other.
+        sign = 1 if count == 1 else -1
+        chosen.sort(key=lambda slot: (sign * compute[slot], sign * memory[slot]))
+    assert len(chosen) >= count, "devices are chosen only on a node that fits"
+    return [(slot, _grant(fits, row, slot, kinds[slot])) for slot in sorted(chosen[:count])]
+
+
+def _order_of_whole(device: GpuDevice) -> tuple[int, bool]:
+    size = device.memory_mib if device.sharing is SharingMode.MIG else WHOLE
+    return size, device.sharing is not SharingMode.EXCLUSIVE
 
 
 def closest(devices: list[GpuDevice], slots: list[int], count: int) -> list[int]:

@@ -24,10 +24,9 @@ def why_nothing_fits(snapshot: Snapshot, fits: Fits) -> Reason:
     ready = np.flatnonzero(columns.profile >= 0)
     if not len(ready):
         return Reason.of(_C.NO_NODE_READY, nodes=len(snapshot.nodes))
-    profiles = sorted({int(profile) for profile in columns.profile[ready]})
     eligible = ready[fits.profile_ok[columns.profile[ready]]]
     if not len(eligible):
-        return _none_of_the_kind(shape, [columns.profiles[profile] for profile in profiles])
+        return _none_of_the_kind(shape, [columns.profiles[profile] for profile in np.unique(columns.profile[ready]).tolist()])
     if shape.gpu is not None:
         usable = fits.device_compute[columns.kind[eligible]] < TOO_MUCH
         if not usable.any():

@@ -17,6 +17,7 @@ from crater_core.scheduling.columns import (
     BoolArray,
     Columns,
     IntArray,
+    pick,
 )
 from crater_core.scheduling.fragmentation import Mix
 from crater_core.scheduling.quotas import held_of
@@ -44,15 +45,15 @@ class Fits:
         """Columns of which something is needed. (A node that has less than nothing of another is no worse a place.)"""
         self.profile_ok: BoolArray = np.zeros(1, np.bool_)
         self.device_needs: list[tuple[int, int]] = [(TOO_MUCH, TOO_MUCH)]
-        """By device kind, compute in thousandths and memory in MiB of one share; the two columns below hold the same."""
-        self.device_compute: IntArray = np.full(1, TOO_MUCH, np.int64)
-        self.device_memory: IntArray = np.full(1, TOO_MUCH, np.int64)
+        """By device kind, compute in thousandths and memory in MiB of one share; the columns below hold the same."""
+        self._device_needs: IntArray = np.full((2, 1), TOO_MUCH, np.int64)
+        self.device_compute, self.device_memory = self._device_needs
         self.user = columns.user_id(shape.user) if shape.user is not None else NOBODY
         self.score: IntArray = np.zeros(0, np.int64)
         self.preferred: IntArray | None = None
         """For a share: the device that the strategy chose on each node, where it has a view on that."""
         self._generation = -1
-        self._position = 0
+        self._moment = 0
 
     def prefer(self, rows: IntArray, slots: IntArray) -> None:
         """A strategy says which device of each row it scored."""
@@ -70,53 +71,50 @@ class Fits:
 
     def refresh(self) -> None:
         columns = self.columns
-        if self._generation != columns.generation or len(columns.log) - self._position > len(columns.names):
+        if self._generation != columns.generation:
             self._learn()
             self.score = np.full(len(columns.names), NEVER, np.int64)
             self._update(np.arange(len(columns.names)))
             self._generation = columns.generation
-        elif self._position < len(columns.log):
+        elif self._moment < columns.moment:
             self._learn()
-            rows = columns.log[self._position :]
-            self._update(np.array(rows if len(rows) == 1 else list(dict.fromkeys(rows)), np.int64))
-        self._position = len(columns.log)
+            self._update(columns.changed_since(self._moment))
+        self._moment = columns.moment
 
     def fitting_devices(self, rows: IntArray) -> BoolArray:
         """For each row, which of its devices could give one share."""
         fit = self.devices_with_room(rows)
-        if self.shape.user is not None:
-            user = self.columns.user.take(rows, 0)
+        if self.shape.user is not None and self.columns.mps:
+            user = pick(self.columns.user, rows)
             fit &= (user == NOBODY) | (user == self.user)
         return fit
 
     def devices_with_room(self, rows: IntArray) -> BoolArray:
         """As `fitting_devices`, whoever uses them. (Only MPS devices have a user: see `Columns.user`.)"""
-        columns, kind = self.columns, self.columns.kind.take(rows, 0)
-        fit: BoolArray = columns.compute.take(rows, 0) >= self.device_compute.take(kind)
-        fit &= columns.gpu_memory.take(rows, 0) >= self.device_memory.take(kind)
-        return fit
+        columns = self.columns
+        enough: BoolArray = columns.room.take(rows, 2) >= self._device_needs.take(columns.kind.T.take(rows, 1), 1)
+        return (enough[0] & enough[1]).T
 
     def least_compute(self) -> IntArray:
         """For each row, the compute in thousandths that a share takes of the device that gives it for the least."""
         rows = np.arange(len(self.score))
-        taken = self.device_compute.take(self.columns.kind)
+        taken = self.device_compute[self.columns.kind]
         return np.where(self.fitting_devices(rows), taken, TOO_MUCH).min(1, initial=TOO_MUCH)
 
     def _update(self, rows: IntArray) -> None:
         columns = self.columns
-        ok = self.profile_ok.take(columns.profile.take(rows))
-        for column, need in self.needs:
-            ok &= columns.free[:, column].take(rows) >= need
         self.score[rows] = NEVER
-        if self.count:
+        ok = self.profile_ok[columns.profile[rows]]
+        for column, need in self.needs:
+            ok &= columns.free[:, column][rows] >= need
+        rows = rows[ok]
+        fit: BoolArray | None = None
+        if self.count and len(rows):
             fit = self.fitting_devices(rows)
-            ok &= np.logical_or.reduce(fit, 1) if self.count == 1 else np.add.reduce(fit, 1, dtype=np.int64) >= self.count
-            if ok.any():
-                rows = rows[ok]
-                self.score[rows] = self.strategy.score(self, rows, fit[ok])
-        elif ok.any():
-            rows = rows[ok]
-            self.score[rows] = self.strategy.score(self, rows, None)
+            enough: BoolArray = np.logical_or.reduce(fit, 1) if self.count == 1 else np.add.reduce(fit, 1) >= self.count
+            fit, rows = pick(fit, enough.nonzero()[0]), rows[enough]
+        if len(rows):
+            self.score[rows] = self.strategy.score(self, rows, fit)
 
     def _learn(self) -> None:
         """Take in profiles and device kinds seen since. The last place is for -1: no device, or a node that takes nothing."""
@@ -126,8 +124,8 @@ class Fits:
         if len(self.device_compute) != len(columns.kinds) + 1:
             needs = [self._need_of_kind(index) for index in range(len(columns.kinds))]
             self.device_needs = [*needs, (TOO_MUCH, TOO_MUCH)]
-            self.device_compute = np.array([need[0] for need in self.device_needs], np.int64)
-            self.device_memory = np.array([need[1] for need in self.device_needs], np.int64)
+            self._device_needs = np.array(self.device_needs, np.int64).T.copy()
+            self.device_compute, self.device_memory = self._device_needs
 
     def _need_of_kind(self, index: int) -> tuple[int, int]:
         kind, gpu = self.columns.kinds[index], self.shape.gpu

@@ -121,7 +121,7 @@ class Forecast:
         self._stale_at: IntArray = np.zeros(0, np.int64)
         """When the row is to be looked at again though nothing happens on it."""
         self._generation = -1
-        self._position = 0
+        self._moment = 0
         self._now_ms = 0
 
     def refresh(self, snapshot: Snapshot, ledger: Ledger, now_ms: int) -> IntArray:
@@ -130,12 +130,10 @@ class Forecast:
             self._generation = columns.generation
             self.ready_at = np.full(len(columns.names), UNKNOWN, np.int64)
             self._stale_at = np.full(len(columns.names), UNKNOWN, np.int64)
-            changed = list(range(len(columns.names)))
+            rows = np.arange(len(columns.names))
         else:
-            overdue: list[int] = np.flatnonzero(self._stale_at <= now_ms).tolist()
-            changed = list(dict.fromkeys([*columns.log[self._position :], *overdue]))
-        rows = np.array(changed, np.int64)
-        self._position, self._now_ms = len(columns.log), now_ms
+            rows = np.union1d(columns.changed_since(self._moment), np.flatnonzero(self._stale_at <= now_ms))
+        self._moment, self._now_ms = columns.moment, now_ms
         self.ready_at[rows] = self._stale_at[rows] = UNKNOWN
         foretold: list[int] = rows[columns.limited[rows] > 0].tolist()
         for row in foretold:

@@ -63,7 +63,7 @@ class Worth:
             return np.zeros(len(rows), np.int64)
         # In devices times cores: positive where the devices are more.
         over = self._columns.compute_free.take(rows) * self._cores_milli
-        over -= self._columns.free[:, CPU].take(rows) * MILLI
+        over -= self._columns.free[:, CPU][rows] * MILLI
         more = request.cpu_milli * MILLI - asked_milli(request.gpu) * self._cores_milli
         lost: IntArray = np.maximum(over + more, 0) - np.maximum(over, 0)
         return lost * (MICRO // MILLI) // self._cores_milli
@@ -73,8 +73,8 @@ class Worth:
         return self._room.take(self._start.take(rows) + MILLI)
 
     def of_shares(self, rows: IntArray, room: IntArray, left: IntArray) -> IntArray:
-        """What it takes from devices of these nodes to go from `room` to `left` thousandths free: a row a node."""
-        start = self._start.take(rows)[:, None]
+        """What it takes from devices of these nodes to go from `room` to `left` thousandths free: a column a node."""
+        start = self._start[rows]
         return self._room.take(start + room) - self._room.take(start + left)
 
 

@@ -18,14 +18,15 @@ class BestFit:
     """
 
     def score(self, fits: Fits, rows: IntArray, devices: BoolArray | None) -> IntArray:
-        columns = fits.columns
+        columns, request = fits.columns, fits.shape.request
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
-        gpu = fits.shape.gpu
-        cpu_max, gpu_max = columns.largest_cpu, columns.largest_gpu
-        cpu_left = columns.free[:, CPU].take(rows) - fits.shape.request.cpu_milli
-        gpu_left = columns.compute_free.take(rows) - (gpu.count * gpu.compute_milli if gpu else 0)
-        # (1 - half of each fraction left), in whole per cent, without leaving whole numbers.
-        left = (cpu_left * gpu_max + gpu_left * cpu_max) * 50
-        score = 100 - -(-left // (cpu_max * gpu_max))
-        return 2 * score + (columns.gpus.take(rows) == 0) if gpu is None else 2 * score
+        gpu, cpu_max, gpu_max = request.gpu, columns.largest_cpu, columns.largest_gpu
+        taken = request.cpu_milli * gpu_max + (gpu.count * gpu.compute_milli if gpu else 0) * cpu_max
+        # 100 - half of each fraction left, rounded down, without leaving whole numbers: all of it times both maxima first.
+        score = columns.free[:, CPU][rows] * (-50 * gpu_max)
+        score -= columns.compute_free[rows] * (50 * cpu_max)
+        score += 100 * cpu_max * gpu_max + 50 * taken
+        score //= cpu_max * gpu_max
+        score *= 2
+        return score + (columns.gpus[rows] == 0) if gpu is None else score

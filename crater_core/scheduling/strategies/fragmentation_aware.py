@@ -33,20 +33,21 @@ class FragmentationAware:
         columns, mix, gpu, worth = fits.columns, fits.mix, fits.shape.gpu, fits.mix.worth
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
-        cpu, room = columns.free[:, CPU].take(rows), columns.compute.take(rows, 0)
+        # From here on a column a node and a line a device: whole lines are added up, which is quicker.
+        cpu, room = columns.free[:, CPU][rows], columns.compute.T.take(rows, 1)
         full = room == MILLI
-        whole: IntArray = np.add.reduce(full, 1, dtype=np.int64)
+        whole: IntArray = np.add.reduce(full, 0, dtype=np.int64)
         device_now, whole_now = mix.tables(rows, cpu)
         device_then, whole_then = mix.tables(rows, cpu - fits.shape.request.cpu_milli)
-        now = np.add.reduce(mix.by_device.take(device_now[:, None] + room), 1) + mix.by_whole.take(whole_now + whole)
-        at = device_then[:, None] + room
+        now = np.add.reduce(mix.by_device.take(device_now + room), 0) + mix.by_whole.take(whole_now + whole)
+        at = device_then + room
         each = mix.by_device.take(at)
-        then = np.add.reduce(each, 1)
+        then = np.add.reduce(each, 0)
         loss = worth.of_cores(rows, fits.shape.request)
         if gpu is None or devices is None:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
-            return least_first(loss, 2 * fall + (columns.gpus.take(rows) == 0))
-        wanted = mix.wanted.take(rows)
+            return least_first(loss, 2 * fall + (columns.gpus[rows] == 0))
+        wanted = mix.wanted[rows]
         spared = SPARE - wanted * SPARE // MILLI
         if worth.priced:
             loss += wanted * (SPARE_MICRO // MILLI)
@@ -54,17 +55,15 @@ class FragmentationAware:
             then -= gpu.count * mix.by_device.take(device_then + MILLI)
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
             return least_first(loss + gpu.count * worth.of_whole(rows), 2 * fall + spared)
-        share = fits.device_compute.take(columns.kind.take(rows, 0))
-        after = mix.by_device.take(np.where(devices, at - share, 0))
-        whole_left: IntArray = np.subtract((whole_then + whole)[:, None], full, dtype=np.int64)
-        left = mix.by_whole.take(whole_left)
-        falls = 2 * squeeze((now - then)[:, None] + each - after - left, mix.unit) + spared[:, None]
-        lost = worth.of_shares(rows, room, np.where(devices, room - share, 0))
-        falls = np.where(devices, least_first(loss[:, None] + lost, falls), -1)
-        best = falls.argmax(1)
+        share = fits.device_compute.take(columns.kind.T.take(rows, 1))
+        after = mix.by_device.take(np.where(devices.T, at - share, 0))
+        left = mix.by_whole.take(np.subtract(whole_then + whole, full, dtype=np.int64))
+        falls = 2 * squeeze(now - then + each - after - left, mix.unit) + spared
+        lost = worth.of_shares(rows, room, np.where(devices.T, room - share, 0))
+        falls = np.where(devices.T, least_first(loss + lost, falls), -1)
         if gpu.count == 1:
-            fits.prefer(rows, best)
-        return falls.max(1)
+            fits.prefer(rows, falls.argmax(0))
+        return falls.max(0)
 
 
 def squeeze(fall: IntArray, unit: int) -> IntArray:
