@@ -154,6 +154,8 @@ class CraterStepHandler(StepHandler):
         self._later: list[tuple[str, str, dict[str, MetadataValue]]] = []
         self._outputs: set[tuple[str, str, str | None]] = set()
         self._told_away = False
+        self._failed: dict[str, str] = {}
+        """Short reasons of steps that failed just now; whether they are retried is the retry policy's to say."""
 
     @property
     def name(self) -> str:
@@ -198,7 +200,7 @@ class CraterStepHandler(StepHandler):
         task.settled = True
         if has_final_event(self._instance, self._run.run_id, step_key):
             return CheckStepHealthResult.healthy()
-        self._instance.add_run_tags(self._run.run_id, {FAILURE_TAG: failure_code(task.reason), FAILED_STEP_TAG: step_key})
+        self._failed[step_key] = failure_code(task.reason)
         return CheckStepHealthResult.unhealthy(self._why_it_failed(task))
 
     def terminate_step(self, step_handler_context: StepHandlerContext) -> Iterator[DagsterEvent]:
@@ -235,6 +237,9 @@ class CraterStepHandler(StepHandler):
             return True
         if event.is_step_success or event.is_step_failure or event.is_step_up_for_retry:
             self._tasks.settle(event.step_key)
+            why = self._failed.pop(event.step_key, None)
+            if why is not None and event.is_step_failure:
+                self._instance.add_run_tags(self._run.run_id, {FAILURE_TAG: why, FAILED_STEP_TAG: event.step_key})
             if event.is_step_up_for_retry:
                 self._outputs = {output for output in self._outputs if output[0] != event.step_key}
         if event.is_successful_output:

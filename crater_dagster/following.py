@@ -109,8 +109,8 @@ class FollowedRuns:
 
 
 def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) -> bool:
-    """Write the end of a run whose worker has left without doing so; `last` is that worker. True when that was not
-    what somebody had asked of the run, so that its steps may still be there.
+    """Write the end of a run whose worker has left without doing so; `last` is that worker. True when it did: then steps of
+    the run may still be there, also of one that was terminated, since its worker may have submitted one at that very moment.
 
     A worker writes its run's end itself, unless it could not; a run that may be resumed is left to run monitoring.
     """
@@ -120,7 +120,7 @@ def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) ->
     how = how_it_ended(last) if last is not None else "The scheduler does not know of it."
     if run.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, f"Its run worker was stopped. {how}")
-        return False
+        return True
     if last is not None and last.status == "cancelled":
         # By a person who wants no other one in its place either.
         instance.report_run_canceling(run)

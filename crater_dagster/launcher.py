@@ -20,6 +20,7 @@ from crater_dagster._dagster import (
     ResumeRunContext,
     RunLauncher,
     WorkerStatus,
+    leave_out_on_retry,
     report_step_event,
 )
 from crater_dagster.config import (
@@ -37,12 +38,13 @@ from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns, settle_run
 from crater_dagster.options import check_run_on, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
-from crater_dagster.reasons import how_it_ended, sentence, why_it_waits
+from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
 from crater_dagster.warm import preload_of
 
 WORKER_RESOURCES = {"cpu": 0.25, "memory": "640MiB"}
 _QUICK_S, _PATIENT_S = 3.0, 10.0
+leave_out_on_retry(FAILURE_TAG, FAILED_STEP_TAG)
 
 
 class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):

@@ -30,8 +30,8 @@ FIRST_PORT = 31_000 + 200 * WORKER
 FILE = Path(__file__).parent / "dagster" / "pipelines.py"
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("crater_test_pipelines", FILE)
+def _load(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"crater_test_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,18 +41,22 @@ def _load() -> ModuleType:
 
 
 class World:
-    def __init__(self, place: Path, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient) -> None:
-        self.place, self.instance, self.workspace, self.client = place, instance, workspace, client
-        self.defs = _load().defs
+    """An instance with one code location, `file`."""
+
+    def __init__(
+        self, place: Path, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient, file: Path
+    ) -> None:
+        self.place, self.instance, self.workspace, self.client, self.file = place, instance, workspace, client, file
+        self.defs = _load(file).defs
 
     @staticmethod
     @contextlib.contextmanager
-    def open(home: Path, client: CraterClient) -> Iterator[World]:
+    def open(home: Path, client: CraterClient, file: Path = FILE) -> Iterator[World]:
         with (
             DagsterInstance.from_config(str(home)) as instance,
-            WorkspaceProcessContext(instance, PythonFileTarget(str(FILE), "defs", str(FILE.parent), "tests")) as workspace,
+            WorkspaceProcessContext(instance, PythonFileTarget(str(file), "defs", str(file.parent), "tests")) as workspace,
         ):
-            yield World(home.parent, instance, workspace, client)
+            yield World(home.parent, instance, workspace, client, file)
             servers = workspace._grpc_server_registry
         servers.wait_for_processes()
 
@@ -169,7 +173,7 @@ def _profile(place: Path, url: str, home: str) -> dict[str, str]:
 def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProcess:
     overrides: dict[str, Any] = {
         "labels": {"side": side},
-        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres", "shipping")},
+        "env_profiles": {home: _profile(place, url, home) for home in ("dagster", "logging", "postgres", "shipping", "rules")},
         "control": {"slots": 4, "memory": "4GB"},
         "ports": {"first": FIRST_PORT + (0 if side == "left" else 100), "count": 100},
         "sample_interval": "5s",

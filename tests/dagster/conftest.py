@@ -55,3 +55,11 @@ def logging_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClien
     logs = {"module": "crater_dagster", "class": "CraterComputeLogManager"}
     with World.open(a_home(place, scheduler.url, "logging", compute_logs=logs), cluster) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def rules_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient) -> Iterator[World]:
+    """An instance that starts failed runs anew, with the jobs of `pipelines_rules.py`."""
+    home = a_home(place, scheduler.url, "rules", run_retries={"enabled": True, "max_retries": 0})
+    with World.open(home, cluster, Path(__file__).parent / "pipelines_rules.py") as running:
+        yield running
