@@ -32,6 +32,7 @@ def a_node(
     gpu_pool: str = "gpu-pool",
     overcommit_milli: int = MILLI,
     unwell: Iterable[int] = (),
+    card_milli: int = MILLI,
     control: ControlShare | None = None,
     **more: Any,
 ) -> Node:
@@ -48,6 +49,7 @@ def a_node(
             sharing=sharing,
             overcommit_milli=overcommit_milli,
             healthy=index not in set(unwell),
+            card_milli=card_milli,
         )
         for index in range(gpus)
     )
@@ -110,7 +112,7 @@ def allocations_of(snapshot: Snapshot, plan: Plan, now_ms: int = 0) -> list[Task
             request.cpu_milli,
             request.memory_bytes,
             request.disk_bytes,
-            sum(grant.compute_milli for grant in placement.grants),
+            sum(grant.counts_milli for grant in placement.grants),
             sum(grant.memory_mib for grant in placement.grants),
         )
         id = f"a-{placement.task}-{task.attempt + 1}-{placement.member}"

@@ -161,6 +161,7 @@ def _device(config: AgentConfig, gpu: Gpu) -> DeviceDeclaration:
         numa_node=gpu.numa_node,
         links=gpu.links,
         compute_capability=gpu.compute_capability,
+        card_milli=gpu.card_milli,
     )
 
 

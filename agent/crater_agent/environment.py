@@ -129,7 +129,7 @@ def _gpus(lease: Lease, sees_all: bool) -> dict[str, str]:
         # Of each device: the shares of one task are alike.
         if memory_mib := min(device.memory_mib for device in lease.devices):
             env["CRATER_GPU_MEMORY_MIB"] = str(memory_mib)
-        env["CRATER_GPU_COMPUTE_MILLI"] = str(min(device.compute_milli for device in lease.devices))
+        env["CRATER_GPU_COMPUTE_MILLI"] = str(min(device.compute_milli * device.card_milli // 1000 for device in lease.devices))
     if any(device.simulated for device in lease.devices):
         env["CRATER_SIMULATED_GPU"] = "1"
     return env

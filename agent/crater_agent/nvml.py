@@ -23,6 +23,8 @@ from crater_agent.nvml_card import (
     reading_of,
     text_of,
 )
+from crater_core.model.resources import compute_slices
+from crater_core.model.units import MILLI
 
 # The library has no type information.
 _nvml = cast(Any, _pynvml)
@@ -47,6 +49,8 @@ class Gpu:
     """Of a slice: where the driver keeps the numbers of its device files."""
     compute_capability: str = ""
     """Such as 8.0."""
+    card_milli: int = MILLI
+    """How much of its card it is, by compute slices."""
 
     @property
     def card(self) -> str:
@@ -193,7 +197,7 @@ class Nvml:
 
     def _describe(self, handle: Any, index: int, handles: list[Any]) -> Iterator[Gpu]:
         uuid, name = text_of(_nvml.nvmlDeviceGetUUID(handle)), text_of(_nvml.nvmlDeviceGetName(handle))
-        slices = list(self._mig_slices(handle))
+        slices, most = self._mig_slices(handle)
         numa_node = _numa_node(text_of(_nvml.nvmlDeviceGetPciInfo(handle).busId))
         minor = number_or_none(lambda: _nvml.nvmlDeviceGetMinorNumber(handle))
         capability = capability_of(handle)
@@ -209,18 +213,22 @@ class Nvml:
                 text_of(_nvml.nvmlDeviceGetName(slice_handle)),
             )
             places = mig_places_of(minor, slice_handle)
-            yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), True, uuid, minor, places, capability)
+            part = card_milli(slice_name, most)
+            yield Gpu(slice_uuid, index, slice_name, memory_mib, "", numa_node, (), True, uuid, minor, places, capability, part)
 
-    def _mig_slices(self, handle: Any) -> Iterator[Any]:
+    def _mig_slices(self, handle: Any) -> tuple[list[Any], int]:
+        """Those that are there, and how many compute slices the card has."""
         try:
             if int(_nvml.nvmlDeviceGetMigMode(handle)[0]) != _nvml.NVML_DEVICE_MIG_ENABLE:
-                return
+                return [], 0
             count = int(_nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
         except _nvml.NVMLError:
-            return
+            return [], 0
+        found: list[Any] = []
         for number in range(count):
             with contextlib.suppress(_nvml.NVMLError):
-                yield _nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                found.append(_nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+        return found, count
 
     def _links(self, handle: Any, handles: list[Any]) -> tuple[str, ...]:
         """UUIDs of the GPUs that NVLink joins to this one."""
@@ -233,6 +241,12 @@ class Nvml:
                 if status == _nvml.NVML_P2P_STATUS_OK:
                     peers.append(text_of(_nvml.nvmlDeviceGetUUID(other)))
         return tuple(peers)
+
+
+def card_milli(model: str, slices: int) -> int:
+    """How much of its card a MIG slice is, of `slices` on the card; rounded down, so that all together are no more than one."""
+    mine = compute_slices(model.lower())
+    return min(MILLI, mine * MILLI // slices) if mine and slices else MILLI
 
 
 def _version(cuda: int) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from crater_core.cli.doctor import doctor
 from crater_core.cli.session import FAILED, Json, client, note, option, out, print_json
 from crater_core.cli.show import NOTHING, ago, clean, facts, now_ms, print_or_say, share, short, size, size_of, status, table
+from crater_core.model.node import SharingMode
 from crater_core.model.units import show_mib, show_milli
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def show_node(name: NodeName, as_json: Json = False) -> None:
 
 def _device_row(device: DeviceView) -> list[str | Text]:
     state = Text("unhealthy", style="red") if not device.healthy else share(device.used_compute_milli, 1000, 6)
-    kind = (device.gpu_type or device.model) + (" (sim)" if device.simulated else "")
+    profile = f" {device.model.rpartition(' ')[2].lower()}" if device.sharing == SharingMode.MIG else ""
+    kind = (device.gpu_type or device.model) + profile + (" (sim)" if device.simulated else "")
     return [
         str(device.index),
         Text(clean(kind)),

@@ -138,7 +138,7 @@ def _held(task: Task, placement: Placement) -> Amounts:
         cpu_milli=request.cpu_milli,
         memory_bytes=request.memory_bytes,
         disk_bytes=request.disk_bytes,
-        gpu_milli=sum(grant.compute_milli for grant in placement.grants),
+        gpu_milli=sum(grant.counts_milli for grant in placement.grants),
         gpu_memory_mib=sum(grant.memory_mib for grant in placement.grants),
     )
 

@@ -47,6 +47,13 @@ class DeviceGrant:
     memory_mib: int
     sharing: SharingMode
     simulated: bool = False
+    card_milli: int = 1000
+    """How much of a card the device is."""
+
+    @property
+    def counts_milli(self) -> int:
+        """Compute in thousandths of a card, for quotas and hours."""
+        return self.compute_milli * self.card_milli // 1000
 
 
 @dataclass(frozen=True, slots=True)

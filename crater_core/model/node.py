@@ -60,6 +60,8 @@ class GpuDevice:
     simulated: bool = False
     compute_capability: str = ""
     """Such as 8.0; empty where it is not known."""
+    card_milli: int = MILLI
+    """How much of a card it is, by compute: less than 1000 for a MIG slice. What quotas and hours count."""
 
     @property
     def mig_profile(self) -> str | None:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from crater_core.model.units import MILLI
+
+MIG_PROFILE = r"(?:(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z0-9.+]*)"
+_SLICES = re.compile(rf"(?:.* )?{MIG_PROFILE}")
+CARD_SLICES_MAX = 7
+"""The most compute slices that a card has. (Smaller ones have four.)"""
+
+
+def names_slice(gpu_type: str) -> bool:
+    """Whether it is a MIG profile (3g.40gb), or the model of a slice, which ends with one. In lower case."""
+    return "g." in gpu_type and _SLICES.fullmatch(gpu_type) is not None
+
+
+def compute_slices(profile: str) -> int:
+    """How many of its card's compute slices a slice has: 3 for 3g.40gb, 1 for 1c.3g.40gb (a part of such a slice); 0: unknown."""
+    leading = re.match("[0-9]+", profile.rpartition(" ")[2])
+    return int(leading[0]) if leading else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,18 @@ class GpuRequest:
     mig_profile: str | None = None
     """Whole MIG slices of this profile, or "any"; None asks for cards, and for slices only where `types` names them."""
 
+    @property
+    def may_be_slice(self) -> bool:
+        return self.mig_profile is not None or any(names_slice(name) for name in self.types)
+
+    @property
+    def least_milli(self) -> int:
+        """What each device counts at least, in thousandths of a card; a share by memory alone counts nothing yet."""
+        if not self.may_be_slice:
+            return self.compute_milli
+        named = [self.mig_profile] if self.mig_profile is not None else [name for name in self.types if names_slice(name)]
+        return min(max(1, compute_slices(name)) for name in named) * MILLI // CARD_SLICES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -81,13 +110,15 @@ class Request:
 
     @property
     def amounts(self) -> Amounts:
-        """The request as a vector, for quotas. A memory-only share counts its compute only once a device is chosen."""
+        """The request as a vector, for quotas. A memory-only share counts its compute only once a device is chosen,
+        and what may be a MIG slice at least what the smallest is.
+        """
         gpu = self.gpu
         return Amounts(
             self.cpu_milli,
             self.memory_bytes,
             self.disk_bytes,
-            gpu.count * gpu.compute_milli if gpu else 0,
+            gpu.count * gpu.least_milli if gpu else 0,
             gpu.count * gpu.memory_mib if gpu else 0,
         )
 

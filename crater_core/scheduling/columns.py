@@ -283,6 +283,7 @@ class Columns:
             device.pool,
             device.sharing,
             device.overcommit_milli,
+            device.card_milli,
             gpu_pools,
         )
         found = self._kind_ids.get(key)

@@ -140,7 +140,7 @@ class Cycle:
             if isinstance(most, Reason):
                 return most
         refusal = self._place_members(lane, fits, task, most)
-        if refusal is not None and lane.shape.by_memory_alone and refusal.code in _OVER_QUOTA:
+        if refusal is not None and lane.shape.counts_by_device and refusal.code in _OVER_QUOTA:
             refusal = self._place_members(lane, fits, task, most, thrifty=True)
         if lane.array is not None and refusal is None:
             self._started[lane.array.id] += 1
@@ -222,11 +222,11 @@ class Cycle:
         return reason
 
     def _charge(self, lane: Lane, mark: int, first: int) -> Reason | None:
-        """Count the placements since `first` against quota and share. A share by memory alone takes an amount of compute that
-        is known only once its device is: that may be too much after all.
+        """Count the placements since `first` against quota and share. A share by memory alone, or what may be a MIG slice, takes
+        an amount of compute that is known only once its device is: that may be too much after all.
         """
         held = _held(lane, self.placements[first:])
-        refusal = self._over_quota(lane, held) if lane.shape.by_memory_alone else None
+        refusal = self._over_quota(lane, held) if lane.shape.counts_by_device else None
         while refusal is not None and len(self.placements) - first > lane.fewest:
             self._undo(mark + len(self.placements) - first - 1, len(self.placements) - 1)  # An elastic gang can do with less.
             held = _held(lane, self.placements[first:])
@@ -363,6 +363,6 @@ def _held(lane: Lane, placements: list[Placement]) -> Held:
     gpu_milli = gpu_memory_mib = 0
     for placement in placements:
         for grant in placement.grants:
-            gpu_milli += grant.compute_milli
+            gpu_milli += grant.counts_milli
             gpu_memory_mib += grant.memory_mib
     return [gpu_milli, request.cpu_milli * count, request.memory_bytes * count, request.disk_bytes * count, gpu_memory_mib]

@@ -79,4 +79,4 @@ def _grant(fits: Fits, row: int, slot: int, kind: int) -> DeviceGrant:
     # A device given whole is nobody else's, whatever its mode: the task needs no share of it.
     sharing = device.sharing if fits.shape.user is not None or device.sharing is SharingMode.MIG else SharingMode.EXCLUSIVE
     assert compute <= MILLI, "a share never passes one device"
-    return DeviceGrant(device.uuid, device.index, compute, memory, sharing, device.simulated)
+    return DeviceGrant(device.uuid, device.index, compute, memory, sharing, device.simulated, device.card_milli)

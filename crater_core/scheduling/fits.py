@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from crater_core.model.node import Node
+from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import (
     CONTROL_MEMORY,
     CONTROL_SLOTS,
@@ -96,9 +97,12 @@ class Fits:
         return (enough[0] & enough[1]).T
 
     def least_compute(self) -> IntArray:
-        """For each row, the compute in thousandths that a share takes of the device that gives it for the least."""
+        """For each row, the compute in thousandths of a card that one device counts where it counts least."""
         rows = np.arange(len(self.score))
-        taken = self.device_compute[self.columns.kind]
+        parts = np.array([*(kind.device.card_milli for kind in self.columns.kinds), MILLI], np.int64)
+        allowed = self.device_compute < TOO_MUCH
+        counts = np.where(allowed, np.where(allowed, self.device_compute, 0) * parts // MILLI, TOO_MUCH)
+        taken = counts[self.columns.kind]
         return np.where(self.fitting_devices(rows), taken, TOO_MUCH).min(1, initial=TOO_MUCH)
 
     def _update(self, rows: IntArray) -> None:

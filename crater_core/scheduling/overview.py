@@ -71,7 +71,7 @@ def free_amounts(snapshot: Snapshot, node_name: str) -> Amounts:
 
 def _free_on(snapshot: Snapshot, node: Node, devices: list[GpuDevice]) -> Amounts:
     used = device_use(snapshot, node.name)
-    compute = sum(max(0, MILLI - used.get(device.uuid, (0, 0))[0]) for device in devices)
+    compute = sum(max(0, MILLI - used.get(device.uuid, (0, 0))[0]) * device.card_milli // MILLI for device in devices)
     memory = sum(max(0, device.allocatable_memory_mib - used.get(device.uuid, (0, 0))[1]) for device in devices)
     return Amounts(gpu_milli=compute, gpu_memory_mib=memory)
 
@@ -101,8 +101,12 @@ def _pool(snapshot: Snapshot, name: str, kind: PoolKind, nodes: list[Node], stra
         well = [device for device in mine if device.healthy]
         used = device_use(snapshot, node.name)
         devices += len(mine)
-        capacity += Amounts(gpu_milli=MILLI * len(mine), gpu_memory_mib=sum(device.memory_mib for device in mine))
-        allocatable += Amounts(gpu_milli=MILLI * len(well), gpu_memory_mib=sum(d.allocatable_memory_mib for d in well))
+        capacity += Amounts(
+            gpu_milli=sum(device.card_milli for device in mine), gpu_memory_mib=sum(device.memory_mib for device in mine)
+        )
+        allocatable += Amounts(
+            gpu_milli=sum(device.card_milli for device in well), gpu_memory_mib=sum(d.allocatable_memory_mib for d in well)
+        )
         if node.schedulable:
             free += _free_on(snapshot, node, well)
             devices_free += sum(device.uuid not in used for device in well)

@@ -50,9 +50,10 @@ class Shape:
         return self.request.gpu is not None and not self.request.gpu.exclusive
 
     @property
-    def by_memory_alone(self) -> bool:
-        """A share whose compute follows from the memory of the device that gives it."""
-        return self.gpu is not None and not self.gpu.exclusive and not self.gpu.compute_milli
+    def counts_by_device(self) -> bool:
+        """Compute follows from the device that gives it: a share by memory alone, or what may be a MIG slice."""
+        gpu = self.gpu
+        return gpu is not None and (gpu.may_be_slice or (not gpu.exclusive and not gpu.compute_milli))
 
 
 def shape_of(spec: TaskSpec, settings: Settings) -> Shape:

@@ -33,6 +33,7 @@ class DeviceDeclaration(Incoming):
     unwell: str = Field(default="", max_length=1000, description="why it is in quarantine, where it is not healthy")
     simulated: bool = False
     compute_capability: str = Field(default="", max_length=20)
+    card_milli: int = Field(default=1000, ge=1, le=1000, description="how much of a card it is: less than 1000 for a MIG slice")
 
 
 class AmountsDeclaration(Incoming):

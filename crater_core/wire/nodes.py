@@ -25,6 +25,7 @@ class DeviceView(Outgoing):
     unwell: str = ""
     simulated: bool
     compute_capability: str = ""
+    card_milli: int = 1000
     used_compute_milli: int = 0
     used_memory_mib: int = 0
 
@@ -43,6 +44,7 @@ class DeviceView(Outgoing):
             unwell=device.unwell,
             simulated=device.simulated,
             compute_capability=device.compute_capability,
+            card_milli=device.card_milli,
             used_compute_milli=used_compute_milli,
             used_memory_mib=used_memory_mib,
         )

@@ -8,14 +8,11 @@ from typing import Annotated, Any, cast
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from crater_core.model.allocation import DeviceGrant
-from crater_core.model.resources import Amounts, GpuRequest, Request
+from crater_core.model.resources import MIG_PROFILE, Amounts, GpuRequest, Request, names_slice
 from crater_core.model.units import MILLI, parse_bytes, parse_duration_ms, parse_mib, parse_milli
 from crater_core.wire.base import Incoming, Outgoing
 
 _TYPES = re.compile(r"\s*(?:,|\||\bor\b)\s*", re.IGNORECASE)
-_PROFILE = r"([0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z0-9.+]*"
-_SLICE = re.compile(rf"(.* )?{_PROFILE}", re.IGNORECASE)
-"""A MIG profile, or the model of a slice, which ends with one."""
 # Each kind is written back with its unit, so that a body which is parsed, sent and parsed again stays the same.
 _NUMBER_OR_TEXT: dict[str, Any] = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
 
@@ -61,7 +58,7 @@ class Resources(Incoming):
         default=(),
         description='accepted types, any of them: "a100 or h100"; a MIG profile accepts such slices: "a100 or 3g.40gb"',
     )
-    mig_profile: Annotated[str, Field(pattern=rf"^(any|{_PROFILE})$", max_length=40)] | None = Field(
+    mig_profile: Annotated[str, Field(pattern=rf"^(any|{MIG_PROFILE})$", max_length=40)] | None = Field(
         default=None, description='whole MIG slices: "2g.20gb", or "any"; gpu says how many, 1 where it is not given'
     )
 
@@ -93,7 +90,7 @@ class Resources(Incoming):
             raise ValueError("mig_profile is for whole slices: gpu says how many, gpu_memory and gpu_devices are for shares")
         if not self.gpu and not self.gpu_memory and self.mig_profile is None and (self.gpu_type or self.gpu_devices > 1):
             raise ValueError("gpu_type and gpu_devices need gpu or gpu_memory beside them")
-        slices = sorted(name for name in self.gpu_type if _SLICE.fullmatch(name.strip()))
+        slices = sorted(name for name in self.gpu_type if names_slice(name.strip().lower()))
         if slices:
             self._slices_make_sense(" or ".join(slices), mixed=len(slices) < len(self.gpu_type))
         return self
@@ -148,6 +145,7 @@ class GrantView(Outgoing):
     memory_mib: int
     sharing: str
     simulated: bool = False
+    card_milli: int = MILLI
 
     @staticmethod
     def of(grant: DeviceGrant) -> GrantView:
@@ -158,4 +156,5 @@ class GrantView(Outgoing):
             memory_mib=grant.memory_mib,
             sharing=grant.sharing.value,
             simulated=grant.simulated,
+            card_milli=grant.card_milli,
         )

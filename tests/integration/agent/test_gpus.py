@@ -162,6 +162,7 @@ def test_mig_slices_stand_for_their_card(library: Path, tmp_path: Path):
         ("MIG-1", 20_096, True, "GPU-a"),
         ("MIG-2", 40_192, True, "GPU-a"),
     ]
+    assert [gpu["card_milli"] for gpu in found["gpus"]] == [285, 428]
 
 
 def test_a_lost_card_does_not_hide_the_others(library: Path, tmp_path: Path):

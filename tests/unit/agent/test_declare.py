@@ -108,9 +108,9 @@ def test_a_device_of_unknown_memory_is_given_out_whole_and_never_shared():
 
 
 def test_mig_slices_are_devices_that_are_not_shared_further():
-    cards = Discovery((Gpu("MIG-1", 0, "NVIDIA A100 MIG 2g.20gb", 20_000, mig=True),))
+    cards = Discovery((Gpu("MIG-1", 0, "NVIDIA A100 MIG 2g.20gb", 20_000, mig=True, card_milli=285),))
     node = _declare("gpu_sharing: {enabled: true, compute_mode: time_slice}", Found(FOUND.machine, FOUND.disk, cards))
-    assert [(d.sharing, d.gpu_type) for d in node.devices] == [(SharingMode.MIG, "nvidia-a100")]
+    assert [(d.sharing, d.gpu_type, d.card_milli) for d in node.devices] == [(SharingMode.MIG, "nvidia-a100", 285)]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,9 @@ def test_the_granted_amounts_are_of_each_device(tmp_path: Path):
         "CRATER_GPU_MEMORY_MIB": "10000",
         "CRATER_GPU_COMPUTE_MILLI": "400",
     }
+    part = GrantView(uuid="MIG-a", index=0, compute_milli=1000, memory_mib=9_728, sharing="mig", card_milli=142)
+    env = environment(_lease(devices=[part]), _host(tmp_path), "/s", {})
+    assert env["CRATER_GPU_COMPUTE_MILLI"] == "142", "in thousandths of a card, as its hours are counted"
 
 
 def test_a_port_is_put_in_where_it_is_asked_for():

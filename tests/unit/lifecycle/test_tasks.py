@@ -60,6 +60,18 @@ def test_usage_is_closed_in_the_commit_that_ends_the_allocation():
     assert (record.gpu_hours, record.core_hours, record.duration_ms) == (0.25, 1.0, 3_600_000)
 
 
+def test_the_slices_of_a_card_add_up_to_no_more_than_an_hour_an_hour():
+    world = World(a_node(gpus=7))
+    hours: list[float] = []
+    for slot in range(7):
+        grant = DeviceGrant(f"GPU-n1-{slot}", 0, 1000, 9_728, SharingMode.MIG, card_milli=142)
+        allocation = world.run(world.submit(a_spec(gpu_milli=1000)), grants=(grant,))
+        world.wait(3_600_000)
+        (record,) = world.report(allocation, A.SUCCEEDED, exit_code=0).usage
+        hours.append(round(record.gpu_hours, 3))
+    assert hours == [0.142] * 7
+
+
 def test_a_report_that_comes_twice_or_late_changes_nothing():
     world = World(a_node())
     task = world.submit(a_spec())

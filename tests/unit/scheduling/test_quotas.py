@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from builders import a_node, a_snapshot, a_task, commit, end
+import pytest
+from builders import a_node, a_snapshot, a_spec, a_task, commit, end
 
-from crater_core.model.node import SharingMode
+from crater_core.model.node import Node, SharingMode
+from crater_core.model.plan import Admitted, Refused
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode
-from crater_core.model.resources import Amounts
+from crater_core.model.resources import Amounts, GpuRequest, Request
 from crater_core.model.units import GIB
-from crater_core.scheduling import quota_use, schedule
+from crater_core.scheduling import admit, pool_overview, quota_use, schedule
 
 
 def placed(snapshot: object) -> set[str]:
@@ -52,6 +54,55 @@ def test_a_share_counts_as_its_share() -> None:
     policy = QuotaPolicy("q", ("ml",), Limits(gpu_milli=1000))
     tasks = [a_task(f"t{i}", project="ml", gpu=250, at_ms=i) for i in range(5)]
     assert len(placed(a_snapshot([a_node(gpus=4, sharing=SharingMode.MPS)], tasks, [policy]))) == 4
+
+
+def slices(name: str = "mig", count: int = 7) -> Node:
+    model = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    return a_node(name, gpus=count, model=model, sharing=SharingMode.MIG, gpu_memory_mib=4_864, card_milli=142, cpu=64)
+
+
+def test_a_slice_counts_as_its_part_of_a_card() -> None:
+    policy = QuotaPolicy("q", ("ml",), Limits(gpu_milli=1000))
+    tasks = [a_task(f"t{i}", project="ml", gpu=1000, gpu_types=("1g.5gb",), at_ms=i) for i in range(8)]
+    snapshot = a_snapshot([slices(count=14)], tasks, [policy])
+    plan = schedule(snapshot, 0)
+    assert len(plan.placements) == 7
+    assert plan.waiting["t7"] == Reason.of(ReasonCode.QUOTA_USED_UP, policy="q", resource="gpu", limit=1000, used=994, wanted=142)
+    assert {placement.grants[0].compute_milli for placement in plan.placements} == {1000}, "each has all of its slice"
+    commit(snapshot, plan)
+    assert quota_use(snapshot)["q"].used.gpu_milli == 994
+    assert schedule(snapshot, 0).waiting["t7"].code is ReasonCode.QUOTA_USED_UP
+    (pool,) = (pool for pool in pool_overview(snapshot) if pool.name == "gpu-pool")
+    assert (pool.capacity.gpu_milli, pool.free.gpu_milli, pool.devices_free) == (14 * 142, 7 * 142, 7)
+
+
+def test_a_card_or_a_slice_is_a_slice_where_quota_has_no_room_for_a_card() -> None:
+    policy = QuotaPolicy("q", ("ml",), Limits(gpu_milli=500))
+    nodes = [a_node("card", cpu=2, gpus=1), slices()]
+    tasks = [a_task("t1", project="ml", gpu=1000, gpu_types=("a100", "1g.5gb"))]
+    assert [(p.node, p.grants[0].counts_milli) for p in schedule(a_snapshot(nodes, tasks, [policy]), 0).placements] == [
+        ("mig", 142)
+    ]
+    waits = schedule(a_snapshot(nodes[:1], tasks, [policy]), 0).waiting["t1"]
+    assert (waits.code, waits.facts["wanted"]) == (ReasonCode.QUOTA_USED_UP, 1000)
+    assert isinstance(admit(tasks[0].spec, a_snapshot(nodes, (), [policy])), Admitted)
+    assert isinstance(admit(a_spec(project="ml", gpu=1000), a_snapshot(nodes, (), [policy])), Refused)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least"),
+    [
+        (GpuRequest(1), 1000),
+        (GpuRequest(1, 250, exclusive=False), 250),
+        (GpuRequest(1, 0, 1000, exclusive=False), 0),
+        (GpuRequest(1, mig_profile="3g.40gb"), 428),
+        (GpuRequest(1, mig_profile="1c.3g.40gb"), 142),
+        (GpuRequest(1, mig_profile="any"), 142),
+        (GpuRequest(1, types=("a100", "7g.80gb", "nvidia a100-sxm4-40gb mig 2g.10gb")), 285),
+    ],
+)
+def test_what_a_request_counts_at_least_is_known_before_its_device(asked: GpuRequest, least: int) -> None:
+    assert Request(gpu=asked).amounts.gpu_milli == least
 
 
 def test_a_share_by_memory_counts_the_compute_it_gets() -> None:
