@@ -24,6 +24,8 @@ BoolArray = NDArray[np.bool_]
 CPU, MEMORY, DISK, PORTS, CONTROL_SLOTS, CONTROL_MEMORY = range(6)
 WIDTH = 6
 NOTHING_RUNS = 1000
+MORE_THAN_A_SLICE = 1 << 60
+"""In MiB: what a card counts for beside slices."""
 NOBODY = -1
 """No user holds the device under MPS."""
 
@@ -55,6 +57,8 @@ class Columns:
         self.row_of: dict[str, int] = {}
         self.nodes: list[Node] = []
         self.devices: list[list[GpuDevice]] = []
+        self.whole_order: list[list[int]] = []
+        """Per row, its slots in the order in which whole devices are given out."""
         self.kinds: list[DeviceKind] = []
         self.profiles: list[Node] = []
         """One node of each profile: same labels, pools and runtimes."""
@@ -170,6 +174,7 @@ class Columns:
         self.row_of = {name: row for row, name in enumerate(self.names)}
         self.nodes = [snapshot.nodes[name] for name in self.names]
         self.devices = [[] for _ in self.names]
+        self.whole_order = [[] for _ in self.names]
         self.ports_used = [set() for _ in self.names]
         self.leaving = {}
         self.stopping = set()
@@ -205,6 +210,7 @@ class Columns:
         )
         devices = sorted(node.devices, key=lambda device: (device.index, device.uuid))
         self.devices[row] = devices
+        self.whole_order[row] = sorted(range(len(devices)), key=lambda slot: _order_of_whole(devices[slot]))
         self.profile[row] = self._profile_id(node) if node.schedulable else -1
         self.gpus[row] = MILLI * sum(device.healthy for device in devices)
         self.make[row] = self.makes.setdefault(Make.of(node), len(self.makes))
@@ -316,6 +322,12 @@ class Columns:
             add(self.held_in_all[bucket], amounts, -1)
             if not any(self.held_in_all[bucket]):
                 del self.held_in_all[bucket]
+
+
+def _order_of_whole(device: GpuDevice) -> tuple[int, bool]:
+    """Smallest slices, then cards that cannot be shared, so that others stay for shares."""
+    size = device.memory_mib if device.sharing is SharingMode.MIG else MORE_THAN_A_SLICE
+    return size, device.sharing is not SharingMode.EXCLUSIVE
 
 
 def stopped_for(allocation: Allocation) -> str | None:

@@ -8,9 +8,6 @@ from crater_core.model.units import MILLI
 from crater_core.scheduling.columns import NOBODY
 from crater_core.scheduling.fits import Fits
 
-WHOLE = 1 << 60
-"""In MiB: a card is more than any slice."""
-
 
 def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     """Slots with what to take of each. The row must fit.
@@ -23,28 +20,26 @@ def choose_devices(fits: Fits, row: int) -> list[tuple[int, DeviceGrant]]:
     if fits.preferred is not None and fits.preferred[row] >= 0:
         slot = int(fits.preferred[row])
         return [(slot, _grant(fits, row, slot, int(columns.kind[row, slot])))]
-    needs, devices, count = fits.device_needs, columns.devices[row], fits.count
-    kinds: list[int] = columns.kind[row].tolist()
-    compute: list[int] = columns.compute[row].tolist()
-    memory: list[int] = columns.gpu_memory[row].tolist()
-    chosen = [slot for slot, kind in enumerate(kinds) if compute[slot] >= needs[kind][0] and memory[slot] >= needs[kind][1]]
+    needs, count, kinds = fits.device_needs, fits.count, columns.kind[row].tolist()
+    compute, memory = columns.room[:, :, row].tolist()
+    chosen = [
+        slot
+        for slot in columns.whole_order[row]
+        if compute[slot] >= needs[kinds[slot]][0] and memory[slot] >= needs[kinds[slot]][1]
+    ]
     if fits.shape.user is None:
-        chosen.sort(key=lambda slot: _order_of_whole(devices[slot]))
         if 1 < count < len(chosen):
-            chosen = closest(devices, chosen, count)
+            chosen = closest(columns.devices[row], chosen, count)
     else:
         user: list[int] = columns.user[row].tolist()
-        chosen = [slot for slot in chosen if user[slot] in (NOBODY, fits.user)]
         # Shares of several devices take the emptiest: then the most copies fit beside each other.
         sign = 1 if count == 1 else -1
-        chosen.sort(key=lambda slot: (sign * compute[slot], sign * memory[slot]))
+        fullest = sorted(
+            (sign * compute[slot], sign * memory[slot], slot) for slot in chosen if user[slot] in (NOBODY, fits.user)
+        )
+        chosen = [slot for _, _, slot in fullest]
     assert len(chosen) >= count, "devices are chosen only on a node that fits"
     return [(slot, _grant(fits, row, slot, kinds[slot])) for slot in sorted(chosen[:count])]
-
-
-def _order_of_whole(device: GpuDevice) -> tuple[int, bool]:
-    size = device.memory_mib if device.sharing is SharingMode.MIG else WHOLE
-    return size, device.sharing is not SharingMode.EXCLUSIVE
 
 
 def closest(devices: list[GpuDevice], slots: list[int], count: int) -> list[int]:

@@ -54,6 +54,7 @@ class Fits:
         self.preferred: IntArray | None = None
         """For a share: the device that the strategy chose on each node, where it has a view on that."""
         self._generation = -1
+        self._declarations = -1
         self._moment = 0
 
     def prefer(self, rows: IntArray, slots: IntArray) -> None:
@@ -78,7 +79,8 @@ class Fits:
             self._update(np.arange(len(columns.names)))
             self._generation = columns.generation
         elif self._moment < columns.moment:
-            self._learn()
+            if self._declarations != columns.declarations:
+                self._learn()
             self._update(columns.changed_since(self._moment))
         self._moment = columns.moment
 
@@ -123,6 +125,7 @@ class Fits:
     def _learn(self) -> None:
         """Take in profiles and device kinds seen since. The last place is for -1: no device, or a node that takes nothing."""
         columns, shape = self.columns, self.shape
+        self._declarations = columns.declarations
         if len(self.profile_ok) != len(columns.profiles) + 1:
             self.profile_ok = np.array([profile_fits(shape, node) for node in columns.profiles] + [False], np.bool_)
         if len(self.device_compute) != len(columns.kinds) + 1:

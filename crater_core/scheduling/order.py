@@ -66,24 +66,26 @@ class Ranks:
         return bisect_left(lane.places, (self._now_ms - raises * self._after_ms + 1, ""))
 
 
+_First = tuple[int, str, Lane, int]
+"""A place, the lane in which it is the first that has not been given, and where there. No two places are equal."""
+
+
 class _Group:
     """The lanes of one project at one rank, by what stands first in them."""
 
-    __slots__ = ("heap", "lanes", "project", "rank")
+    __slots__ = ("heap", "project", "rank")
 
     def __init__(self, rank: Rank, project: str) -> None:
         self.rank = rank
         self.project = project
-        self.heap: list[Place] = []
-        self.lanes: dict[str, tuple[Lane, int]] = {}
+        self.heap: list[_First] = []
 
     def push(self, lane: Lane, start: int, later_ms: int) -> None:
         queued_at_ms, task = lane.places[start]
-        self.lanes[task] = (lane, start)
-        heapq.heappush(self.heap, (queued_at_ms + later_ms, task))
+        heapq.heappush(self.heap, (queued_at_ms + later_ms, task, lane, start))
 
     def pop(self) -> tuple[Lane, int]:
-        return self.lanes.pop(heapq.heappop(self.heap)[1])
+        return heapq.heappop(self.heap)[2:]
 
 
 class Order:
@@ -104,7 +106,7 @@ class Order:
             group = entry[-1]
             if not group.heap:
                 heapq.heappop(self._heap)
-            elif entry[2] != self._shares.of(group.project) or entry[3] != group.heap[0]:
+            elif entry[2] != self._shares.of(group.project) or entry[3] is not group.heap[0]:
                 # It has been given something since, or an older task stands first by now.
                 heapq.heapreplace(self._heap, self._entry(group))
             else:
@@ -128,6 +130,6 @@ class Order:
             found = self._groups[key] = _Group(*key)
         return found
 
-    def _entry(self, group: _Group) -> tuple[int, int, int, Place, int, _Group]:
+    def _entry(self, group: _Group) -> tuple[int, int, int, _First, int, _Group]:
         # A group may stand in the heap twice: its id keeps two groups from being compared.
         return (*group.rank, self._shares.of(group.project), group.heap[0], id(group), group)
