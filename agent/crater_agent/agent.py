@@ -182,8 +182,7 @@ class Agent:
 
     def _ended(self, workload: Workload, raw: dict[str, Any] | None = None) -> None:
         raw = raw or self.records.read_exit(workload.allocation) or {}
-        self.watcher.last(workload, int(raw.get("cpu_ms", 0)), int(raw.get("memory_peak_bytes", 0)))
-        counters = self.runtimes.of(workload.record).counters(workload)
+        counters = self.watcher.last(workload, int(raw.get("cpu_ms", 0)), int(raw.get("memory_peak_bytes", 0)))
         if counters is not None and workload.exit is not None:
             workload.exit = replace(workload.exit, oom_kills=counters.oom_kills)
         if workload.exit is not None:
@@ -393,7 +392,7 @@ class Agent:
         while self._unwritten:
             batch = tuple(self._unwritten)
             try:
-                await asyncio.to_thread(self.records.finish, [final for _, final in batch])
+                await asyncio.to_thread(self.records.finish([final for _, final in batch]))
             except OSError as error:
                 log.error("the end of %s could not be written to disk: %s", ", ".join(w.allocation for w, _ in batch), error)
             del self._unwritten[: len(batch)]

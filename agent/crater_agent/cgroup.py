@@ -70,9 +70,11 @@ def group_of(pid: int, mark: str) -> Group | None:
     if mark in own.get("memory", ""):
         wanted = ("memory", "cpuacct", "pids", "cpuset")
         by_controller = {name: next((m for m in mounts if name in m.controllers), None) for name in wanted}
-        return GroupV1({name: _inside(mount, own.get(name, "/")) for name, mount in by_controller.items() if mount is not None})
+        return GroupV1(
+            {name: str(_inside(mount, own.get(name, "/"))) for name, mount in by_controller.items() if mount is not None}
+        )
     if mark in own.get("", ""):
-        return next((GroupV2(_inside(mount, own[""])) for mount in mounts if mount.version == 2), None)
+        return next((GroupV2(str(_inside(mount, own[""]))) for mount in mounts if mount.version == 2), None)
     return None
 
 

@@ -1,16 +1,19 @@
 """What both versions of cgroups have in common: limits, counters, the two protocols, and their small files."""
 
+# ruff: noqa: PTH106, PTH123
+# (Each start and each end of a task opens dozens of these files: pathlib would take longer than the kernel.)
+
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from crater_agent.device_files import DeviceFile
 
 PERIOD_US = 100_000
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,15 @@ def quota_us(cpu_milli: int) -> int:
     return max(1_000, cpu_milli * PERIOD_US // 1000)
 
 
-def read(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
-        return file.read(1 << 16).decode()
+def read(path: StrPath) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
 
 
-def write(path: Path, text: str) -> None:
+def write(path: StrPath, text: str) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode())
@@ -112,39 +118,42 @@ def write(path: Path, text: str) -> None:
         os.close(fd)
 
 
-def lines(path: Path) -> list[str]:
+def lines(path: StrPath) -> list[str]:
+    """All of it, however long."""
     try:
-        return path.read_text().split()
+        with open(path, "rb") as file:
+            return file.read().decode().split()
     except OSError:
         return []
 
 
-def number(path: Path) -> int:
+def number(path: StrPath) -> int:
     try:
         return int(read(path))
     except (OSError, ValueError):
         return 0
 
 
-def pairs(path: Path) -> dict[str, int]:
+def pairs(path: StrPath, *names: str) -> dict[str, int]:
+    """The numbers that stand behind these names."""
     try:
-        lines = read(path).splitlines()
+        text = read(path)
     except OSError:
         return {}
-    split = [line.split() for line in lines]
+    split = [line.split() for line in text.splitlines() if line.startswith(names)]
     return {words[0]: int(words[1]) for words in split if len(words) == 2 and words[1].isdigit()}
 
 
-def directories(base: Path) -> list[str]:
+def directories(base: StrPath) -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
     except OSError:
         return []
 
 
-def remove(path: Path) -> bool:
+def remove(path: StrPath) -> bool:
     try:
-        path.rmdir()
+        os.rmdir(path)
     except FileNotFoundError:
         return True
     except OSError:

@@ -1,10 +1,11 @@
 """In the forked child: from a copy of the spawner to the workload, step by step, and what went wrong if one fails.
 
-Standard library only, since the spawner imports it.
+Standard library only, since the spawner imports it. A fork shares its parent's memory, and pays for each page that it touches
+first, so little is touched here: plain system calls, no generators, no `json`, no wrappers in Python around what C can do.
 """
 
-# ruff: noqa: PTH123, S606
-# (pathlib costs the spawner memory and time; starting programs without a shell is its work)
+# ruff: noqa: S606
+# (starting programs without a shell is its work)
 
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ import json
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Any
 
 from crater_agent import inside
 
 Message = dict[str, Any]
+_CHANGED_SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in ("PIPE", "XFSZ", "CHLD", "TERM", "INT", "HUP"))
+"""What Python, the spawner or a template takes otherwise than a program expects."""
+_set_handler: Callable[[int, int], object] = getattr(signal.signal, "__wrapped__", signal.signal)
+"""Without a member of an enumeration for each number that it takes or gives."""
 
 
 def become(order: Message, error_fd: int, parent: int) -> None:
@@ -63,23 +68,17 @@ class StepFailed(Exception):
     """A step on the way to becoming a workload did not succeed; the text says which and why."""
 
 
-@contextlib.contextmanager
-def _step(what: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StepFailed(f"could not {what}: {error.strerror or error}") from None
-
-
 def settle(procs_files: list[str]) -> None:
     """In a fresh fork: its own session, its cgroup, and ordinary signals."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    for number in _CHANGED_SIGNALS:
+        _set_handler(number, 0)  # SIG_DFL
     os.setsid()
-    with _step("join the cgroup"):
+    try:
         for path in procs_files:
             _put(path, b"0", os.O_WRONLY)
+    except OSError as error:
+        raise StepFailed(f"could not join the cgroup: {error.strerror or error}") from None
     with contextlib.suppress(OSError):
         # When the whole machine runs out of memory a workload goes before the agent does.
         _put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
@@ -92,28 +91,31 @@ def take_on(order: Message, error_fd: int, parent: int) -> int:
     """
     if not order.get("settled"):
         settle(order.get("procs_files", []))
-    with _step("open the log files"):
+    step = "open the log files"
+    try:
         null = os.open("/dev/null", os.O_RDONLY)
         out = os.open(order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         err = os.open(order["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with _step("write the start record"):
-        record = {"pid": os.getpid(), "start_ticks": start_ticks("self"), "at_ms": time.time_ns() // 1_000_000}
-        _put(f"{order['dir']}/started.json", json.dumps(record).encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    if os.getppid() != parent:
-        os._exit(127)
-    if order.get("inside") is not None:
-        try:
+        step = "write the start record"
+        began = (os.getpid(), start_ticks("self") or 0, time.time_ns() // 1_000_000)
+        record = b'{"pid": %d, "start_ticks": %d, "at_ms": %d}' % began
+        _put(f"{order['dir']}/started.json", record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if os.getppid() != parent:
+            os._exit(127)
+        if order.get("inside") is not None:
+            step = "mount"
             inside.enter(order["inside"])
-        except OSError as error:
-            raise StepFailed(f"could not mount {error.filename}: {error.strerror}") from None
-    if order.get("uid") is not None:
-        with _step("change to the workload's user"):
+        if order.get("uid") is not None:
+            step = "change to the workload's user"
             os.setgroups(order.get("groups", []))
             os.setgid(order["gid"])
             os.setuid(order["uid"])
-    os.umask(order.get("umask", 0o022))
-    with _step(f"enter the working directory {order['cwd']}"):
+        os.umask(order.get("umask", 0o022))
+        step = f"enter the working directory {order['cwd']}"
         os.chdir(order["cwd"])
+    except OSError as error:
+        what = f"mount {error.filename}" if step == "mount" else step
+        raise StepFailed(f"could not {what}: {error.strerror or error}") from None
     # Descriptors last, so that until here a failure can be told. First away from the standard ones, which are overwritten.
     error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, 10)
     for target, source in enumerate((null, out, err)):
@@ -138,8 +140,11 @@ def write_record(directory: str, name: str, content: Message, durably: bool = Tr
 def start_ticks(pid: int | str) -> int | None:
     """When a process started, in clock ticks since boot: with the pid this names a process for ever."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            return int(os.read(fd, 4096).rpartition(b")")[2].split()[19])
+        finally:
+            os.close(fd)
     except (OSError, ValueError, IndexError):
         return None
 

@@ -8,6 +8,9 @@ DATA_DIR/ends.jsonl                    the same ends, forced to the disk many at
 DATA_DIR/logs/ID/stdout, stderr        kept for a while after everything else is gone
 """
 
+# ruff: noqa: PTH102, PTH105, PTH106, PTH108, PTH123, PTH208
+# (each task passes here several times: plain strings, since pathlib would take longer than the kernel)
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -110,28 +113,45 @@ class Records:
         assert stream in ("stdout", "stderr"), "the two streams of a process"
         return self.logs / allocation / stream
 
-    def begin(self, record: Record) -> None:
-        directory = self.directory(record.allocation)
-        directory.mkdir(exist_ok=True, mode=0o700)
-        (self.logs / record.allocation).mkdir(exist_ok=True, mode=0o700)
-        # Not forced to the disk: after a power cut nothing of it runs, and the scheduler knows what had begun.
-        write_record(str(directory), "record.json", asdict(record), durably=False)
+    def _file(self, allocation: str, name: str) -> str:
+        assert is_id(allocation), "an id becomes a path only after it was looked at"
+        return f"{self.root}/{allocation}/{name}"
 
-    def finish(self, reports: Sequence[ReportBody]) -> None:
-        """Several ends with one wait for the disk: a file for each, and one journal, which alone is forced to the disk."""
-        for report in reports:
-            directory = self.directory(report.allocation)
-            directory.mkdir(exist_ok=True, mode=0o700)
-            write_record(str(directory), "final.json", report.model_dump(mode="json"), durably=False)
-        fd = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            if os.fstat(fd).st_size > JOURNAL_BYTES_MAX:
-                os.sync()  # What it says of the past is in the files of each by then.
-                os.truncate(fd, 0)
-            os.write(fd, "".join(f"{report.model_dump_json()}\n" for report in reports).encode())
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+    def begin(self, record: Record) -> None:
+        directory = f"{self.root}/{record.allocation}"
+        assert is_id(record.allocation), "an id becomes a path only after it was looked at"
+        _make(directory)
+        _make(f"{self.logs}/{record.allocation}")
+        # Not forced to the disk: after a power cut nothing of it runs, and the scheduler knows what had begun.
+        write_record(directory, "record.json", _plain(record), durably=False)
+
+    def finish(self, reports: Sequence[ReportBody]) -> Callable[[], None]:
+        """A file for each end, and one journal. What it gives back forces the journal alone to the disk, and waits for it.
+
+        Raises OSError, in either part.
+        """
+        lines = [report.model_dump_json().encode() + b"\n" for report in reports]
+        for report, line in zip(reports, lines, strict=True):
+            final = self._file(report.allocation, "final.json")
+            try:
+                _write(final, line)
+            except FileNotFoundError:
+                _make(f"{self.root}/{report.allocation}")
+                _write(final, line)
+        fd = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        full = os.fstat(fd).st_size > JOURNAL_BYTES_MAX
+
+        def force() -> None:
+            try:
+                if full:
+                    os.sync()  # What it says of the past is in the files of each by then.
+                    os.truncate(fd, 0)
+                os.write(fd, b"".join(lines))
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+        return force
 
     def _ends_in_journal(self) -> dict[str, ReportBody]:
         """For allocations whose own file a power cut has swallowed. A torn last line counts as not there."""
@@ -159,28 +179,28 @@ class Records:
 
     def gpu_use(self, allocation: str) -> tuple[int, int]:
         """Busy time and the peak of memory, as last kept; nothing where nothing was kept."""
-        raw = _read(self.directory(allocation) / "gpu.json") or {}
+        raw = _read(self._file(allocation, "gpu.json")) or {}
         return int(raw.get("busy_ms", 0)), int(raw.get("peak_mib", 0))
 
     def forget(self, allocation: str) -> None:
         """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
-        final, logs = self.directory(allocation) / "final.json", self.logs / allocation
-        if final.exists() and logs.is_dir():
-            final.replace(logs / "final.json")
-        shutil.rmtree(self.directory(allocation), ignore_errors=True)
+        final = self._file(allocation, "final.json")
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(final, f"{self.logs}/{allocation}/final.json")
+        _remove(f"{self.root}/{allocation}")
 
     def past(self, allocation: str) -> ReportBody | None:
         """How an allocation ended that has been forgotten since."""
-        raw = _read(self.logs / allocation / "final.json")
+        raw = _read(f"{self.logs}/{allocation}/final.json")
         return ReportBody.model_validate(raw) if raw is not None else None
 
     def read_start(self, allocation: str) -> tuple[int, int] | None:
         """Pid and start ticks of its first process, if it ever had one."""
-        started = _read(self.directory(allocation) / "started.json")
+        started = _read(self._file(allocation, "started.json"))
         return (int(started["pid"]), int(started["start_ticks"] or 0)) if started is not None else None
 
     def read_exit(self, allocation: str) -> dict[str, Any] | None:
-        return _read(self.directory(allocation) / "exit.json")
+        return _read(self._file(allocation, "exit.json"))
 
     def read_all(self) -> list[Kept]:
         ends = self._ends_in_journal()
@@ -266,9 +286,39 @@ def record_of(lease: Lease, scratch: str, group: str, boot_id: str, now_ms: int,
     )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _plain(record: Record) -> dict[str, Any]:
+    """As `asdict`, without a copy of all that is in it."""
+    plain = {name: getattr(record, name) for name in Record.__dataclass_fields__}
+    return plain | {"gpus": [asdict(grant) for grant in record.gpus]}
+
+
+def _make(directory: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+
+
+def _remove(directory: str) -> None:
+    """Of plain files, as a rule; of anything else, where something went wrong."""
     try:
-        value: object = json.loads(path.read_bytes())
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write(path: str, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def _read(path: str | Path) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            value: object = json.loads(file.read())
     except (OSError, ValueError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None

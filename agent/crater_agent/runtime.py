@@ -163,13 +163,13 @@ class ProcessRuntime:
         order: dict[str, Any] = {
             "op": "spawn",
             "id": record.allocation,
-            "dir": str(self.records.directory(record.allocation)),
+            "dir": f"{self.records.root}/{record.allocation}",
             "program": program,
             "argv": arguments(lease),
             "env": env,
             "cwd": working_dir,
-            "stdout": str(self.records.log_file(record.allocation, "stdout")),
-            "stderr": str(self.records.log_file(record.allocation, "stderr")),
+            "stdout": f"{self.records.logs}/{record.allocation}/stdout",
+            "stderr": f"{self.records.logs}/{record.allocation}/stderr",
             "group": record.group,
             "procs_files": procs_files,
             "restartable": record.restartable,
@@ -302,7 +302,8 @@ class ProcessRuntime:
                     break
             if self._cores is not None and self._cores.give_back(record.group):
                 await self._cores.share_the_rest()
-        if record.scratch:
+        # An empty one goes at once: a thread for each would cost more than all the rest.
+        if record.scratch and not self.scratch.remove_empty(record):
             await asyncio.to_thread(self.scratch.remove, Path(record.scratch))
         return gone
 

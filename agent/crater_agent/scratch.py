@@ -39,21 +39,38 @@ class Scratch:
 
     def make(self, record: Record, uid: int, gid: int) -> None:
         """Blocks where its size is held. Raises OSError; nothing is left behind then."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(record.scratch, 0o700)  # noqa: PTH102 (on the way of each start)
+        if not record.disk_held:
+            self._give(record.scratch, uid, gid)
+            return
         path = Path(record.scratch)
-        path.mkdir(mode=0o700, exist_ok=True)
-        if record.disk_held and not self.quota:
+        if not self.quota:
             self._image(path).parent.mkdir(mode=0o700, exist_ok=True)
             disks.make(self._image(path), path, record.disk_bytes, uid, gid)
             path.chmod(0o700)
             return
-        if record.disk_held:
-            try:
-                project_quota.hold(path, record.disk_bytes)
-            except OSError:
-                path.rmdir()
-                raise
+        try:
+            project_quota.hold(path, record.disk_bytes)
+        except OSError:
+            path.rmdir()
+            raise
+        self._give(record.scratch, uid, gid)
+
+    @staticmethod
+    def _give(path: str, uid: int, gid: int) -> None:
         if (uid, gid) != (os.geteuid(), os.getegid()):
             os.chown(path, uid, gid)
+
+    def remove_empty(self, record: Record) -> bool:
+        """Whether it is gone; one with something in it, or with a file system of its own, is left to `remove`."""
+        if record.disk_held or record.scratch.rpartition("/")[0] != str(self.root):
+            return False
+        try:
+            os.rmdir(record.scratch)  # noqa: PTH106 (on the way of each end)
+        except OSError:
+            return False
+        return True
 
     def remove(self, path: Path) -> None:
         """Blocks. Only what lies in our root."""

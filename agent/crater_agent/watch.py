@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crater_agent import disks
+from crater_agent.cgroup import Counters
 from crater_agent.runtime import ProcessRuntime
 from crater_agent.runtimes import Runtimes
 from crater_agent.scratch import disk_bytes
@@ -67,8 +68,11 @@ class Watcher:
                 workload.disk_cost_ms = int((time.monotonic() - began) * 1000)
                 workload.use = replace(workload.use, disk_bytes=taken)
 
-    def last(self, workload: Workload, exit_cpu_ms: int, exit_memory_peak_bytes: int) -> None:
-        """The last word on an ended workload: its cgroup's counters, or what the kernel counted for its first process."""
+    def last(self, workload: Workload, exit_cpu_ms: int, exit_memory_peak_bytes: int) -> Counters | None:
+        """The last word on an ended workload: its cgroup's counters, or what the kernel counted for its first process.
+
+        Gives the counters, where there is a cgroup.
+        """
         counters = self._runtimes.of(workload.record).counters(workload)
         if counters is not None:
             workload.memory_max_bytes = max(workload.memory_max_bytes, counters.memory_max_bytes)
@@ -83,6 +87,7 @@ class Watcher:
             memory_peak_bytes=max(use.memory_peak_bytes, exit_memory_peak_bytes),
             cpu_percent_milli=0,
         )
+        return counters
 
     def _from_file_system(self, workload: Workload) -> None:
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ def test_ends_that_are_written_together_are_each_found_again(tmp_path: Path):
     records = Records(tmp_path)
     for name in ("a", "b", "c"):
         records.begin(Record(name, "t", 7))
-    records.finish([an_end("a"), an_end("b", 3)])
+    records.finish([an_end("a"), an_end("b", 3)])()
     assert ends_found(tmp_path) == {"a": an_end("a"), "b": an_end("b", 3), "c": None}
 
 
@@ -29,7 +29,7 @@ def test_an_end_whose_file_was_swallowed_by_a_power_cut_is_in_the_journal(tmp_pa
     records = Records(tmp_path)
     for name in ("a", "b"):
         records.begin(Record(name, "t", 7))
-    records.finish([an_end("a", 3), an_end("b")])
+    records.finish([an_end("a", 3), an_end("b")])()
     (tmp_path / "allocations/a/final.json").write_bytes(b"")
     (tmp_path / "allocations/b/final.json").unlink()
     with (tmp_path / "ends.jsonl").open("ab") as journal:
@@ -42,6 +42,6 @@ def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch):
     records = Records(tmp_path)
     records.begin(Record("a", "t", 7))
     for code in range(50):
-        records.finish([an_end("a", code)])
+        records.finish([an_end("a", code)])()
         assert (tmp_path / "ends.jsonl").stat().st_size < 600
     assert ends_found(tmp_path) == {"a": an_end("a", 49)}
