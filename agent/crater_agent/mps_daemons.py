@@ -184,13 +184,19 @@ class MpsDaemons:
         """It has ended, or never began."""
         self._leaving.pop(record.allocation, None)
         for daemon in self._of(record.gpus):
-            if daemon.tenants.pop(record.allocation, None) is not None and not daemon.tenants:
-                self._job(self._end_if_unused(daemon))
+            if daemon.tenants.pop(record.allocation, None) is not None:
+                self._job(self._fit_to_tenants(daemon))
 
-    async def _end_if_unused(self, daemon: Daemon) -> None:
+    async def _fit_to_tenants(self, daemon: Daemon) -> None:
+        """Without any the daemon ends; those that are left need no more than the largest of them has."""
         async with daemon.lock:
             if not daemon.tenants:
                 await self._take_down(daemon)
+            elif daemon.up and not daemon.why:
+                try:
+                    await daemon.control.limit(ceiling(daemon.tenants.values()), daemon.gpu.memory_mib)
+                except RuntimeFailed as error:
+                    log.warning("the MPS daemon of GPU %d allows more than it has to: %s", daemon.gpu.index, error.message)
 
     def _of(self, grants: Iterable[Granted]) -> list[Daemon]:
         return [self._by_uuid[grant.uuid] for grant in grants if grant.mps and grant.uuid in self._by_uuid]

@@ -91,6 +91,29 @@ def test_two_shares_run_beside_each_other_within_their_limits(card: Card, begin,
         assert "get_default_device_pinned_mem_limit 0" in told
 
 
+def test_when_the_largest_share_has_ended_the_ceiling_is_that_of_those_that_are_left(
+    card: Card, begin, scheduler: SchedulerStandIn
+):
+    begin(gpu_sharing=MPS)
+    _give(scheduler, card, "small", card.holder("--hold", 512))
+    _give(scheduler, card, "large", card.holder("--hold", 512), compute_milli=500, memory_mib=6_144)
+    _holds(scheduler, "small")
+    _holds(scheduler, "large")
+    scheduler.change("large", stop=True)
+    scheduler.final("large", SECONDS)
+    if card.stand_in is not None:
+        stand_in = card.stand_in
+        lowered = {"set_default_active_thread_percentage 25", f"set_default_device_pinned_mem_limit 0 {SHARE_MIB}M"}
+
+        def after_the_largest() -> set[str]:
+            told = mps.commands(stand_in)
+            largest = len(told) - told[::-1].index("set_default_active_thread_percentage 50")
+            return lowered & set(told[largest:])
+
+        poll_until(lambda: after_the_largest() == lowered, SECONDS, "the ceiling lowered")
+    assert not [report for report in scheduler.reports_of("small") if report.status.ended]
+
+
 def test_the_limit_is_on_the_sum_of_a_tasks_processes(card: Card, begin, scheduler: SchedulerStandIn):
     begin(gpu_sharing=MPS)
     _give(scheduler, card, "a", card.holder("--hold", 3_000, "--hold", 3_000))
