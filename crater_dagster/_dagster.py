@@ -58,14 +58,6 @@ SQLITE_TIMEOUT_S = 30
 FINAL_STEP_EVENTS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_FAILURE, DagsterEventType.STEP_UP_FOR_RETRY}
 
 
-def leave_out_on_retry(*tags: str) -> None:
-    """From now on a run that is made from another one (run retries, re-execution) does not inherit these tags, as it does not
-    inherit Dagster's own failure reason."""
-    from dagster._core.storage.tags import TAGS_TO_MAYBE_OMIT_ON_RETRY
-
-    TAGS_TO_MAYBE_OMIT_ON_RETRY.update(tags)
-
-
 def storage_id(instance: DagsterInstance) -> str | None:
     """What tells this instance's runs from another's; None where its storage has no such id."""
     ask = getattr(_inner(instance.run_storage, "run_storage"), "get_run_storage_id", None)

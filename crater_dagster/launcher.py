@@ -20,7 +20,6 @@ from crater_dagster._dagster import (
     ResumeRunContext,
     RunLauncher,
     WorkerStatus,
-    leave_out_on_retry,
     report_step_event,
 )
 from crater_dagster.config import (
@@ -38,13 +37,12 @@ from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns, settle_run
 from crater_dagster.options import check_run_on, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
-from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, how_it_ended, sentence, why_it_waits
+from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, NONE, how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
 from crater_dagster.warm import preload_of
 
 WORKER_RESOURCES = {"cpu": 0.25, "memory": "640MiB"}
 _QUICK_S, _PATIENT_S = 3.0, 10.0
-leave_out_on_retry(FAILURE_TAG, FAILED_STEP_TAG)
 
 
 class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
@@ -103,7 +101,12 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
     # Launch and resume
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        self._start(context.dagster_run, 0)
+        run = context.dagster_run
+        # A run that is begun anew gets the tags of the one that failed, and Dagster takes none away again.
+        inherited = {FAILURE_TAG, FAILED_STEP_TAG} & set(run.tags)
+        if inherited:
+            self._instance.add_run_tags(run.run_id, dict.fromkeys(inherited, NONE))
+        self._start(run, 0)
 
     @property
     def supports_resume_run(self) -> bool:

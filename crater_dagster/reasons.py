@@ -37,6 +37,8 @@ _FAILURES = {
 }
 FAILURE_TAG = "crater/failure_reason"
 FAILED_STEP_TAG = "crater/failed_step"
+NONE = "none"
+"""Both tags of a run that was made from a failed one, until it fails itself."""
 
 
 def failure_code(reason: ReasonView | None) -> str:

@@ -7,18 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from dagster_world import FILE, World
+from dagster_world import World
 from harness import free_port, wait_until
 
-LAUNCH = """mutation ($job: String!, $repository: String!, $location: String!) {
-  launchRun(executionParams: {
-    selector: {jobName: $job, repositoryName: $repository, repositoryLocationName: $location}, runConfigData: {}}) {
-    __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message} } }"""
+_LAUNCHED = "{ __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message} }"
+LAUNCH = f"mutation ($params: ExecutionParams!) {{ launchRun(executionParams: $params) {_LAUNCHED} }}"
+EXECUTE_AGAIN = f"""mutation ($params: ReexecutionParams!) {{
+  launchRunReexecution(reexecutionParams: $params) {_LAUNCHED} }}"""
 TERMINATE = "mutation ($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure {message} } }"
 REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
 STATUS = "query ($run: ID!) { runOrError(runId: $run) { ... on Run { status } } }"
@@ -28,15 +28,16 @@ FILE_KEYS = """query ($run: ID!) { runOrError(runId: $run) { ... on Run { eventC
 
 
 class Dagster:
-    """The real web server and the real daemon on the instance of this name."""
+    """The real web server and the real daemon on the instance of this name, with the world's code location or those of
+    `workspace`, a workspace.yaml."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, workspace: Path | None = None) -> None:
         self.world = world
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         home = world.place / name
         environment = {**os.environ, "DAGSTER_HOME": str(home), "DO_NOT_TRACK": "1"}
-        target = ["-f", str(FILE), "-d", str(FILE.parent), "-a", "defs"]
+        target = ["-w", str(workspace)] if workspace else ["-f", str(world.file), "-d", str(world.file.parent), "-a", "defs"]
         self._log = (home / "web.log").open("wb")
         self._processes = [
             self._start(["-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), *target], environment),
@@ -62,12 +63,32 @@ class Dagster:
         assert "errors" not in body, body["errors"]
         return body["data"]
 
-    def launch(self, job: str) -> str:
-        repository = self.ask(REPOSITORIES)["repositoriesOrError"]["nodes"][0]
-        names = {"repository": repository["name"], "location": repository["location"]["name"]}
-        launched = self.ask(LAUNCH, job=job, **names)["launchRun"]
-        assert launched["__typename"] == "LaunchRunSuccess", launched
-        return launched["run"]["runId"]
+    def launch(
+        self,
+        job: str,
+        location: str | None = None,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        assets: Sequence[str] = (),
+    ) -> str:
+        """As the launchpad does; with `assets` as the asset graph does, of the job that has them all."""
+        found = self.ask(REPOSITORIES)["repositoriesOrError"]["nodes"]
+        repository = next(one for one in found if location in (None, one["location"]["name"]))
+        selector = {
+            "jobName": job,
+            "repositoryName": repository["name"],
+            "repositoryLocationName": repository["location"]["name"],
+            **({"assetSelection": [{"path": [key]} for key in assets]} if assets else {}),
+        }
+        metadata = {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]}
+        params = {"selector": selector, "runConfigData": run_config or {}, "executionMetadata": metadata}
+        return _run_id(self.ask(LAUNCH, params=params)["launchRun"])
+
+    def execute_again(self, run_id: str) -> str:
+        """As a person does who starts a failed run anew from where it failed."""
+        params = {"parentRunId": run_id, "strategy": "FROM_FAILURE", "useParentRunTags": True}
+        return _run_id(self.ask(EXECUTE_AGAIN, params=params)["launchRunReexecution"])
 
     def status(self, run_id: str) -> str:
         return self.ask(STATUS, run=run_id)["runOrError"]["status"]
@@ -86,9 +107,14 @@ class Dagster:
         self._log.close()
 
 
+def _run_id(launched: dict[str, Any]) -> str:
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    return launched["run"]["runId"]
+
+
 @contextlib.contextmanager
-def a_dagster(world: World, name: str) -> Iterator[Dagster]:
-    running = Dagster(world, name)
+def a_dagster(world: World, name: str, workspace: Path | None = None) -> Iterator[Dagster]:
+    running = Dagster(world, name, workspace)
     try:
         wait_until(running.ready, 60, "the web server has loaded the code location")
         yield running

@@ -30,7 +30,7 @@ FIRST_PORT = 31_000 + 200 * WORKER
 FILE = Path(__file__).parent / "dagster" / "pipelines.py"
 
 
-def _load(file: Path) -> ModuleType:
+def load(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"crater_test_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -47,7 +47,8 @@ class World:
         self, place: Path, instance: DagsterInstance, workspace: WorkspaceProcessContext, client: CraterClient, file: Path
     ) -> None:
         self.place, self.instance, self.workspace, self.client, self.file = place, instance, workspace, client, file
-        self.defs = _load(file).defs
+        self.code = load(file)
+        self.defs = self.code.defs
 
     @staticmethod
     @contextlib.contextmanager
@@ -190,10 +191,11 @@ def a_node(place: Path, url: str, name: str, side: str, gpu: bool) -> AgentProce
     return start_agent(place, url, name, **overrides)
 
 
-def a_home(place: Path, url: str, name: str, **further: Any) -> Path:
+def a_home(place: Path, url: str, name: str, options: dict[str, Any] | None = None, **further: Any) -> Path:
+    """A DAGSTER_HOME with its dagster.yaml: `options` are the run launcher's, `further` other keys."""
     home = place / name
     home.mkdir()
-    config = {"endpoint": url, "env_profile": name, "grace": "3s", "unreachable_grace": "2s"}
+    config = {"endpoint": url, "env_profile": name, "grace": "3s", "unreachable_grace": "2s", **(options or {})}
     launcher = {"module": "crater_dagster", "class": "CraterRunLauncher", "config": config}
     (home / "dagster.yaml").write_text(
         yaml.safe_dump({"run_launcher": launcher, "telemetry": {"enabled": False}, "nux": {"enabled": False}, **further})

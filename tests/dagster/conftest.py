@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster_world import World, a_home, a_node
+from dagster_world import World, a_home, a_node, load
 from harness import SchedulerProcess, start_scheduler, wait_until
 
 from crater_core.client import CraterClient
@@ -60,6 +60,8 @@ def logging_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClien
 @pytest.fixture(scope="session")
 def rules_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient) -> Iterator[World]:
     """An instance that starts failed runs anew, with the jobs of `pipelines_rules.py`."""
-    home = a_home(place, scheduler.url, "rules", run_retries={"enabled": True, "max_retries": 0})
-    with World.open(home, cluster, Path(__file__).parent / "pipelines_rules.py") as running:
+    file = Path(__file__).parent / "pipelines_rules.py"
+    options = {"labels": load(file).labels_from("launcher"), "resources": {"memory": "320MiB"}}
+    home = a_home(place, scheduler.url, "rules", options, run_retries={"enabled": True, "max_retries": 0})
+    with World.open(home, cluster, file) as running:
         yield running
