@@ -10,6 +10,8 @@ import typer
 
 from crater_core.cli.session import client, note, option
 from crater_core.errors import InvalidRequest
+from crater_core.model.resources import names_slice
+from crater_core.model.units import MILLI
 
 if TYPE_CHECKING:
     from crater_core.wire.nodes import NodeView
@@ -65,7 +67,8 @@ def row_of(task: TaskView) -> dict[str, Any]:
         "gpu_count": count,
         "gpu_milli": asked.gpu_milli // members // count if count else 0,
         "gpu_memory_mib": 0 if task.gpu_exclusive or not count else asked.gpu_memory_mib // members // count,
-        "gpu_types": "|".join(task.gpu_types),
+        # A MIG slice is replayed as a share of a card, as large as it is.
+        "gpu_types": "|".join(name for name in task.gpu_types if not names_slice(name)),
         "quota_policy": task.quota_policy or "",
         "time_limit_ms": "" if task.time_limit_ms is None else task.time_limit_ms,
         "started_at_ms": "" if task.started_at_ms is None else task.started_at_ms,
@@ -79,13 +82,14 @@ def row_of(task: TaskView) -> dict[str, Any]:
 
 def machine_of(node: NodeView) -> dict[str, Any]:
     devices = node.devices
+    cards = -(-sum(device.card_milli for device in devices) // MILLI)
     return {
         "sn": node.name,
         "cpu_milli": node.allocatable.cpu_milli,
         "memory_mib": node.allocatable.memory_bytes // MIB,
-        "gpu": len(devices),
+        "gpu": cards,
         "model": devices[0].gpu_type if devices else "",
-        "gpu_memory_mib": devices[0].memory_mib if devices else 0,
+        "gpu_memory_mib": sum(device.memory_mib for device in devices) // cards if cards else 0,
         "disk_bytes": node.allocatable.disk_bytes,
     }
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from crater_core.model.node import Node
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.reservation import Reservation, ReservedPart
+from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
 from crater_core.model.units import MILLI
 from crater_core.scheduling.endings import foretold_end
 from crater_core.scheduling.quotas import applicable, limits_of
-from crater_core.scheduling.shapes import type_matches
+from crater_core.scheduling.shapes import given_whole
 
 
 def find_parts(snapshot: Snapshot, wanted: Reservation) -> tuple[ReservedPart, ...] | Reason:
@@ -100,7 +101,8 @@ def _find(snapshot: Snapshot, wanted: Reservation, others: Iterable[Reservation]
 
 
 def _larger_than_quota(snapshot: Snapshot, wanted: Reservation) -> Reason | None:
-    asked = (("gpu", MILLI * wanted.gpus), ("cpu", wanted.cpu_milli), ("memory", wanted.memory_bytes))
+    each = GpuRequest(1, types=wanted.gpu_types).least_milli
+    asked = (("gpu", each * wanted.gpus), ("cpu", wanted.cpu_milli), ("memory", wanted.memory_bytes))
     for policy in applicable(snapshot.policies, wanted.project, None):
         for (resource, amount), limit in zip(asked, limits_of(policy.limits), strict=False):
             if limit is not None and amount > limit:
@@ -113,7 +115,7 @@ def _offer(node: Node, wanted: Reservation, taken: list[ReservedPart]) -> Reserv
     """What the node could give at most."""
     if not node.schedulable or any(node.labels.get(key) != value for key, value in wanted.node_labels.items()):
         return None
-    well = sum(device.healthy and type_matches(wanted.gpu_types, device) for device in node.devices)
+    well = sum(device.healthy and given_whole(wanted.gpu_types, device) for device in node.devices)
     return ReservedPart(
         node.name,
         max(0, well - sum(part.gpus for part in taken)),

@@ -17,7 +17,7 @@ from crater_core.scheduling.endings import Ending, foretold_end
 from crater_core.scheduling.fits import Fits
 from crater_core.scheduling.forecast import Room
 from crater_core.scheduling.ledger import Ledger
-from crater_core.scheduling.shapes import type_matches
+from crater_core.scheduling.shapes import given_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Reserved:
         for claim in claims:
             held_gpus, held_cpu, held_memory = self._held(name, claim.reservation.project, at_ms)
             devices = fits.columns.devices[row]
-            mine = [slot for slot in free if slot < len(devices) and type_matches(claim.reservation.gpu_types, devices[slot])]
+            mine = [slot for slot in free if slot < len(devices) and given_whole(claim.reservation.gpu_types, devices[slot])]
             wanted = max(0, claim.part.gpus - held_gpus)
             if len(mine) < wanted:
                 return False

@@ -129,6 +129,11 @@ def _of_the_form(gpu: GpuRequest, device: GpuDevice) -> bool:
     )
 
 
+def given_whole(types: tuple[str, ...], device: GpuDevice) -> bool:
+    """Whether it is a whole GPU of one of the types, or a slice that they name."""
+    return type_matches(types, device) and _of_the_form(GpuRequest(1, types=types), device)
+
+
 def only_by_mps(shape: Shape, device: GpuDevice, pools: dict[str, PoolKind] | None) -> bool:
     """Whether the device could give one of the several shares that are asked for, were it not shared by MPS."""
     gpu = shape.gpu

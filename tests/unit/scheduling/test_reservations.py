@@ -10,7 +10,7 @@ from builders import a_node, a_snapshot, a_task, commit
 
 from crater_core.lifecycle import apply
 from crater_core.lifecycle.inputs import Planned, ReservationCancelled, ReservationMade, ReservationMoved, Tick
-from crater_core.model.node import NodeStatus
+from crater_core.model.node import Node, NodeStatus, SharingMode
 from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode, sentence
 from crater_core.model.reservation import Reservation, ReservedPart
@@ -18,6 +18,11 @@ from crater_core.model.snapshot import Snapshot
 from crater_core.scheduling import STRATEGIES, find_parts, moved_reservations, schedule
 
 HOUR_MS = 3_600_000
+
+
+def sliced(name: str = "mig", count: int = 7) -> Node:
+    model = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    return a_node(name, gpus=count, model=model, sharing=SharingMode.MIG, gpu_memory_mib=4_864, card_milli=142)
 
 
 def a_reservation(name: str = "r1", project: str = "ml", gpus: int = 2, from_ms: int = HOUR_MS, **more: Any) -> Reservation:
@@ -182,3 +187,15 @@ def test_a_move_is_told_and_one_that_is_over_stays() -> None:
     assert moved_reservations(snapshot, 2 * HOUR_MS) == ()
     gone = replace(there, name="never made")
     assert apply(snapshot, ReservationMoved(gone), 5).puts == ()
+
+
+def test_slices_are_reserved_by_their_profile_and_are_no_cards() -> None:
+    nodes = [a_node("card", gpus=1), sliced()]
+    for types in ((), ("a100",)):
+        reason = find_parts(a_snapshot(nodes), a_reservation(gpus=2, gpu_types=types))
+        assert isinstance(reason, Reason)
+        assert (reason.code, reason.facts["largest"]) == (ReasonCode.CANNOT_RESERVE, 1000)
+    assert find_parts(a_snapshot(nodes), a_reservation(gpus=2, gpu_types=("1g.5gb",))) == (ReservedPart("mig", 2),)
+    snapshot = reserved(a_snapshot(nodes), a_reservation(gpus=6, gpu_types=("1g.5gb",), from_ms=1))
+    snapshot.advance([gpu_task(f"t{i}", gpu_types=("1g.5gb",), at_ms=i) for i in range(2)])
+    assert placed(snapshot, 1) == {"t0": "mig"}, "one slice is not reserved"
