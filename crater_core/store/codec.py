@@ -1,4 +1,8 @@
-"""Model values as JSON and back, exactly; the only form in which they are stored."""
+"""Model values as JSON and back, exactly; the only form in which they are stored.
+
+What is as its default says is left out, which makes a task a fifth of the size. So a default of the model cannot be changed
+without a step of the schema that writes it into what is stored: `tests/unit/wire/test_stored_defaults.py` knows them all.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ _ADAPTERS: dict[type[object], TypeAdapter[object]] = {
 def encode(
     value: Task | Allocation | Node | QuotaPolicy | Service | PastUse | Reservation | Event | UsageRecord | TaskSpec,
 ) -> bytes:
-    return _ADAPTERS[type(value)].dump_json(value)
+    return _ADAPTERS[type(value)].dump_json(value, exclude_defaults=True)
 
 
 def decode(kind: type[Value], data: bytes) -> Value:
