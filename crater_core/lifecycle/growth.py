@@ -63,8 +63,8 @@ def _gpu_memory_bounds(snapshot: Snapshot, spec: TaskSpec, gpu: GpuRequest) -> I
     devices = [device for node in _nodes(snapshot, spec) for device in _shared(node.devices, gpu)]
     if not devices:
         return
-    largest = max(devices, key=lambda device: (device.allocatable_memory_mib, device.uuid))
-    yield largest.allocatable_memory_mib, f"the largest device ({largest.model})"
+    largest = max(devices, key=lambda device: (device.memory_mib, device.uuid))
+    yield largest.memory_mib, f"the largest device ({largest.model})"
     for limits, whose in _limits(snapshot, spec):
         if limits.gpu_milli is not None and not gpu.compute_milli:
             # By memory alone, a share takes the same fraction of compute, which is what quota counts.

@@ -221,7 +221,7 @@ def _gpu_at_best(gpu: GpuRequest, devices: list[GpuDevice]) -> _Most:
     """A share that is too large for every device in memory is told in memory, anything else in devices."""
     fit = sum(need_of_device(gpu, device) is not None for device in devices)
     shareable = [device for device in devices if need_of_device(GpuRequest(1, 1, exclusive=False), device) is not None]
-    largest = max((device.allocatable_memory_mib for device in shareable), default=0)
+    largest = max((device.memory_mib for device in shareable), default=0)
     if not gpu.exclusive and not fit and shareable and largest < gpu.memory_mib:
         return _Most("gpu_memory", gpu.memory_mib, largest)
     unit = gpu.compute_milli or MILLI

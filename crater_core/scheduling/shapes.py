@@ -115,7 +115,8 @@ def need_of_device(gpu: GpuRequest, device: GpuDevice) -> tuple[int, int] | None
         compute = min(MILLI, -(-memory * MILLI // device.memory_mib))
     if not memory:
         memory = device.memory_mib * compute // MILLI
-    if memory > device.allocatable_memory_mib or compute > MILLI:
+    # More memory is given out than there is in all, never to one task: it could not have it.
+    if memory > device.memory_mib or compute > MILLI:
         return None
     return max(1, compute), memory
 

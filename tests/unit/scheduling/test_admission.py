@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import a_node, a_snapshot, a_spec
+from builders import a_node, a_snapshot, a_spec, a_task
 
 from crater_core.model.node import NodeStatus, SharingMode
 from crater_core.model.plan import Admitted, Refused
@@ -14,7 +14,7 @@ from crater_core.model.quota import Limits, QuotaPolicy
 from crater_core.model.reason import Reason, ReasonCode, next_step, sentence
 from crater_core.model.resources import GpuRequest, Request
 from crater_core.model.units import GIB
-from crater_core.scheduling import admit
+from crater_core.scheduling import admit, schedule
 
 
 def refusal(nodes: list[Any], policies: list[QuotaPolicy] | None = None, **spec: Any) -> tuple[ReasonCode, str] | None:
@@ -94,6 +94,19 @@ def test_a_request_for_a_kind_of_gpu_that_nodes_have_in_another_form_only_says_w
     answer = admit(slices, a_snapshot([mig, a_node("card", gpus=1)]))
     assert isinstance(answer, Refused)
     assert (answer.reason.facts["types"], answer.field) == ("MIG slice 3g.40gb", "resources.mig_profile")
+
+
+def test_overcommit_is_between_tasks_and_no_share_is_larger_than_its_card() -> None:
+    node = a_node(gpus=1, sharing=SharingMode.TIME_SLICE, gpu_memory_mib=40_960, overcommit_milli=1500)
+    assert refusal([node], gpu_memory_mib=40_960) is None
+    for compute in (0, 100):
+        answer = admit(a_spec(gpu=compute, gpu_memory_mib=40_961), a_snapshot([node]))
+        assert answer == Refused(
+            Reason.of(ReasonCode.LARGER_THAN_ANY_NODE, resource="gpu_memory", wanted=40_961, largest=40_960, node="n1"),
+            "resources.gpu_memory",
+        )
+    tasks = [a_task(f"t{i}", gpu=100, gpu_memory_mib=30_720, at_ms=i) for i in range(3)]
+    assert len(schedule(a_snapshot([node], tasks), 0).placements) == 2, "half as much memory again is given out in all"
 
 
 def test_with_no_node_registered_everything_may_wait() -> None:
