@@ -34,7 +34,7 @@ from crater_dagster._dagster import (
     writes_in_turn,
 )
 from crater_dagster.config import CONNECTION_FIELDS, OPTION_FIELDS, code_location_options, group_of, options_in, run_options
-from crater_dagster.connect import client_of, launcher_of
+from crater_dagster.connect import client_of, launcher_of, link_to
 from crater_dagster.following import ROLE, STEP_WORKER
 from crater_dagster.moving import steps_go_on
 from crater_dagster.options import from_tags, merge, of_one_process, submission
@@ -296,16 +296,16 @@ class CraterStepHandler(StepHandler):
             if view.allocation and (before is None or not before.ended):
                 ship(self._instance, self._run.run_id, key[0], view.id, view.allocation)
             if before is None or not before.ended:
-                self._later.append((key[0], how_it_ended(view), figures(view)))
+                self._later.append((key[0], how_it_ended(view), self._figures(view)))
             return
         code = why_it_waits(view)
         if code is not None and code != self._told.get(key):
             self._told[key] = code
-            self._say(key[0], f"Step {key[0]} waits: {sentence(view.reason)}", {"crater/task": MetadataValue.text(view.id)})
+            self._say(key[0], f"Step {key[0]} waits: {sentence(view.reason)}", self._where(view))
         where = f"{view.attempt} {view.node}"
         if view.node is not None and view.status == "running" and self._told.get(key) != where:
             self._told[key] = where
-            self._later.append((key[0], f"Step {key[0]} runs on node {view.node} as task {view.id}.", figures(view)))
+            self._later.append((key[0], f"Step {key[0]} runs on node {view.node} as task {view.id}.", self._figures(view)))
 
     def _say_why_again(self, key: Key, view: TaskView) -> None:
         """An attempt was ended that was not the step's fault. By now the next one may run already, so that only the task's
@@ -313,7 +313,14 @@ class CraterStepHandler(StepHandler):
         why = why_queued_again(self._client, view.id)
         if why is not None:
             self._told[key] = why.code
-        self._say(key[0], f"Step {key[0]} was stopped and is queued again: {sentence(why)}", figures(view))
+        self._say(key[0], f"Step {key[0]} was stopped and is queued again: {sentence(why)}", self._figures(view))
+
+    def _figures(self, view: TaskView) -> dict[str, MetadataValue]:
+        return figures(view, link_to(self._instance, self._client, view.id))
+
+    def _where(self, view: TaskView) -> dict[str, MetadataValue]:
+        link = link_to(self._instance, self._client, view.id)
+        return {"crater/task": MetadataValue.text(view.id), "crater/link": MetadataValue.url(link)}
 
     def _say(self, step_key: str | None, message: str, metadata: Mapping[str, MetadataValue]) -> None:
         report_step_event(self._instance, self._run, step_key, message, metadata)

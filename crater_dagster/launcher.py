@@ -37,7 +37,7 @@ from crater_dagster.following import ROLE, RUN_WORKER, FollowedRuns, settle_run
 from crater_dagster.options import check_run_on, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
-from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, NONE, how_it_ended, sentence, why_it_waits
+from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, NONE, console_link, how_it_ended, sentence, why_it_waits
 from crater_dagster.story import last_lines, timeline
 from crater_dagster.warm import preload_of
 
@@ -73,6 +73,11 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
             **OPTION_FIELDS,
             **RUN_FIELDS,
             "run_worker": Field(worker, is_required=False, description="CPU and memory of a run worker. Default: 0.25, 640MiB."),
+            "console_url": Field(
+                StringSource,
+                is_required=False,
+                description="Where people open Crater's console, for links. Default: the first endpoint.",
+            ),
             "unreachable_grace": Field(
                 StringSource,
                 is_required=False,
@@ -92,6 +97,10 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
     @property
     def connection(self) -> dict[str, Any]:
         return {name: self._config.get(name) for name in CONNECTION_FIELDS}
+
+    @property
+    def console_url(self) -> str | None:
+        return self._config.get("console_url")
 
     def client(self, retry_for_s: float = 30.0) -> CraterClient:
         if retry_for_s not in self._clients:
@@ -120,7 +129,11 @@ class CraterRunLauncher(RunLauncher[DagsterInstance], ConfigurableClass):
         view = self.client().submit(task, idempotency_key=f"{run.run_id}:run:{attempt}")
         where = f" on node {view.node}" if view.node else ""
         what = "Run worker" if attempt == 0 else f"Run worker {attempt + 1}"
-        metadata = {"crater/task": MetadataValue.text(view.id), "crater/group": MetadataValue.text(group_of(run.run_id))}
+        metadata = {
+            "crater/task": MetadataValue.text(view.id),
+            "crater/link": MetadataValue.url(console_link(self.console_url or self.client().endpoints[0], view.id)),
+            "crater/group": MetadataValue.text(group_of(run.run_id)),
+        }
         report_step_event(self._instance, run, None, f"{what} is task {view.id}{where}.", metadata)
         self._followed.follow(run, view)
 

@@ -30,7 +30,7 @@ from crater_dagster._dagster import (
     settle_writers,
 )
 from crater_dagster.config import group_of
-from crater_dagster.connect import client_of
+from crater_dagster.connect import client_of, link_to
 from crater_dagster.moving import is_being_moved
 from crater_dagster.options import GANG, from_tags, merge, pools_of, submission
 from crater_dagster.owner import owner_label
@@ -107,7 +107,7 @@ class PipesCraterClient(PipesClient, TreatAsResourceParam):
                     raise
             settle_writers(session.message_handler)
             self._judge(context, last, session.message_handler, mark, expect_messages)
-        return PipesClientCompletedInvocation(session, metadata=figures(last))
+        return PipesClientCompletedInvocation(session, metadata=figures(last, link_to(context.instance, client, last.id)))
 
     # Start, or find what an earlier attempt of the step has started
 

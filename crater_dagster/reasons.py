@@ -73,11 +73,17 @@ def why_it_waits(view: TaskView) -> str | None:
     return view.reason.code
 
 
-def figures(view: TaskView) -> dict[str, MetadataValue]:
-    """What a task has cost so far, and where it ran."""
+def console_link(console_url: str, task_id: str) -> str:
+    """The console's page of one task."""
+    return f"{console_url.rstrip('/')}/#task={task_id}"
+
+
+def figures(view: TaskView, link: str) -> dict[str, MetadataValue]:
+    """What a task has cost so far, where it ran, and where it is shown."""
     devices = [f"{d.uuid} ({d.compute_milli / 1000:g} of it)" + (", simulated" if d.simulated else "") for d in view.devices]
     shown: dict[str, MetadataValue] = {
         "crater/task": MetadataValue.text(view.id),
+        "crater/link": MetadataValue.url(link),
         "crater/node": MetadataValue.text(view.node or "none"),
         "crater/devices": MetadataValue.text(", ".join(devices) or "none"),
         "crater/waited_s": MetadataValue.float(view.waited_ms / 1000),

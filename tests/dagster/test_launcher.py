@@ -15,6 +15,7 @@ from harness import SchedulerProcess, wait_until
 
 from crater_core.errors import CraterError
 from crater_dagster import CraterRunLauncher
+from crater_dagster._dagster import LaunchRunContext
 from crater_dagster.config import code_location_options
 from crater_dagster.payload import unpack
 
@@ -64,6 +65,20 @@ def test_a_submission_carries_the_run_and_no_settings_of_the_instance(world: Wor
     step = world.task_once(run_id, "fails")
     assert str(world.place) not in json.dumps(step.model_dump())
     world.finish(run_id)
+
+
+def test_links_lead_to_the_console_that_people_open(world: World, scheduler: SchedulerProcess):
+    run = world.create("in_one_process")
+    launcher = CraterRunLauncher(endpoint=scheduler.url, env_profile="dagster", console_url="https://crater.example/")
+    launcher.register_instance(world.instance)
+    launcher.launch_run(LaunchRunContext(run, None))
+    try:
+        assert world.finish(run.run_id) == "SUCCESS", world.story(run.run_id)
+        task = world.task_of(run.run_id, None)
+        (told,) = [event for event in world.events(run.run_id) if f"Run worker is task {task.id}" in (event.message or "")]
+        assert told.engine_event_data.metadata["crater/link"].value == f"https://crater.example/#task={task.id}"
+    finally:
+        launcher.dispose()
 
 
 def test_a_run_worker_that_waits_says_why_once_and_can_be_terminated(world: World):

@@ -31,6 +31,7 @@ def test_messages_output_and_figures_come_into_the_run_once(world: World):
     assert metadata["length"] == 100
     pipes_task = world.task_of_role(run_id, "pipes")
     assert metadata["crater/task"] == pipes_task.id
+    assert metadata["crater/link"].endswith(f"/#task={pipes_task.id}")
     assert metadata["crater/node"] == "n-left"
     assert metadata["crater/gpu_hours"] > 0
     assert metadata["crater/gb_hours"] == pytest.approx(pipes_task.gb_hours, rel=0.2)

@@ -32,6 +32,7 @@ def test_each_materialization_says_where_it_ran_and_what_it_cost(world: World):
     assert metadata["crater/node"] == "n-left"
     assert "0.25 of it), simulated" in metadata["crater/devices"]
     assert metadata["crater/task"] == world.task_of(run_id, "both").id
+    assert metadata["crater/link"] == f"{world.client.endpoints[0]}/#task={metadata['crater/task']}"
     assert metadata["crater/core_hours"] > 0
     assert metadata["crater/gpu_hours"] > 0
     assert metadata["crater/ran_s"] > 0

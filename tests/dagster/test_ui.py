@@ -71,7 +71,20 @@ def test_the_run_page_says_why_a_step_was_killed_with_the_numbers(dagster: Dagst
     expect(page.get_by_text("crater/failure_reason: oom").first).to_be_visible()
 
 
-def test_an_assets_page_shows_where_it_was_made(dagster: Dagster, page: Page, finished: str):
+def test_an_assets_page_shows_where_it_was_made_and_links_to_the_tasks_own_page(
+    dagster: Dagster, page: Page, finished: str, tmp_path: Path
+):
     page.goto(f"{dagster.url}/assets/right?view=events")
     expect(page.get_by_text("crater/node").first).to_be_visible()
     expect(page.get_by_text("n-right").first).to_be_visible()
+    task = dagster.world.task_of(finished, "right")
+    link = page.locator(f'a[href$="/#task={task.id}"]').first.get_attribute("href")
+    assert link is not None
+    page.goto(link)
+    expect(page.locator("#task").get_by_text(task.id)).to_be_visible()
+    expect(page.locator("#task").get_by_text("n-right")).to_be_visible()
+    for what in ("queued", "allocated", "started", "succeeded"):
+        expect(page.locator("#history").get_by_text(what, exact=True)).to_be_visible()
+    page.screenshot(path=tmp_path / "task.png")
+    page.goto(link.replace(task.id, "t0"))
+    expect(page.get_by_text("knows no task t0")).to_be_visible()
