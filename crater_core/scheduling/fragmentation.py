@@ -116,7 +116,7 @@ class Mix:
 
     def tables(self, rows: IntArray, cpu: IntArray) -> tuple[IntArray, IntArray]:
         """Where the tables of these nodes start, with so many cores free: in `by_device`, and in `by_whole`."""
-        table: IntArray = self._table.take(rows) + self._cores.searchsorted(cpu, "right")
+        table: IntArray = self._table[rows] + self._cores.searchsorted(cpu, "right")
         return table * (MILLI + 1), table * self._widths
 
     def _build(self, typical: tuple[TypicalRequest, ...]) -> None:

@@ -50,7 +50,7 @@ class Worth:
         """What the cores and the memory are worth that a request takes on each of these nodes, and the devices it strands."""
         lost = self._stranded(rows, request)
         if not self._plenty:
-            make = self._columns.make.take(rows)
+            make = self._columns.make[rows]
             lost += self._core.take(make) * request.cpu_milli // MILLI + self._gib.take(make) * request.memory_bytes // GIB
         return lost
 
@@ -60,9 +60,9 @@ class Worth:
         The programme adds up the cores of all nodes of a make, and so does not see that those of one node run out first.
         """
         if not self._cores_milli:
-            return np.zeros(len(rows), np.int64)
+            return np.zeros_like(rows)
         # In devices times cores: positive where the devices are more.
-        over = self._columns.compute_free.take(rows) * self._cores_milli
+        over = self._columns.compute_free[rows] * self._cores_milli
         over -= self._columns.free[:, CPU][rows] * MILLI
         more = request.cpu_milli * MILLI - asked_milli(request.gpu) * self._cores_milli
         lost: IntArray = np.maximum(over + more, 0) - np.maximum(over, 0)
@@ -70,7 +70,7 @@ class Worth:
 
     def of_whole(self, rows: IntArray) -> IntArray:
         """What one whole device of each node is worth."""
-        return self._room.take(self._start.take(rows) + MILLI)
+        return self._room.take(self._start[rows] + MILLI)
 
     def of_shares(self, rows: IntArray, room: IntArray, left: IntArray) -> IntArray:
         """What it takes from devices of these nodes to go from `room` to `left` thousandths free: a column a node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArray
+from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArray, plain
 
 if TYPE_CHECKING:
     from crater_core.scheduling.fits import Fits
@@ -18,7 +18,7 @@ class BestFit:
     """
 
     def score(self, fits: Fits, rows: IntArray, devices: BoolArray | None) -> IntArray:
-        columns, request = fits.columns, fits.shape.request
+        columns, request, rows = fits.columns, fits.shape.request, plain(rows)
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
         gpu, cpu_max, gpu_max = request.gpu, columns.largest_cpu, columns.largest_gpu

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crater_core.model.units import MILLI
-from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArray
+from crater_core.scheduling.columns import CONTROL_SLOTS, CPU, BoolArray, IntArray, plain
 from crater_core.scheduling.worth import least_first
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class FragmentationAware:
         columns, mix, gpu, worth = fits.columns, fits.mix, fits.shape.gpu, fits.mix.worth
         if fits.shape.control:
             return columns.free[rows, CONTROL_SLOTS]
+        rows, devices = plain(rows), None if devices is None else devices.T if len(rows) > 1 else devices[0]
         # From here on a column a node and a line a device: whole lines are added up, which is quicker.
         cpu, room = columns.free[:, CPU][rows], columns.compute.T.take(rows, 1)
         full = room == MILLI
@@ -56,11 +57,11 @@ class FragmentationAware:
             fall = squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
             return least_first(loss + gpu.count * worth.of_whole(rows), 2 * fall + spared)
         share = fits.device_compute.take(columns.kind.T.take(rows, 1))
-        after = mix.by_device.take(np.where(devices.T, at - share, 0))
+        after = mix.by_device.take(np.where(devices, at - share, 0))
         left = mix.by_whole.take(np.subtract(whole_then + whole, full, dtype=np.int64))
         falls = 2 * squeeze(now - then + each - after - left, mix.unit) + spared
-        lost = worth.of_shares(rows, room, np.where(devices.T, room - share, 0))
-        falls = np.where(devices.T, least_first(loss + lost, falls), -1)
+        lost = worth.of_shares(rows, room, np.where(devices, room - share, 0))
+        falls = np.where(devices, least_first(loss + lost, falls), -1)
         if gpu.count == 1:
             fits.prefer(rows, falls.argmax(0))
         return falls.max(0)
