@@ -89,6 +89,8 @@ class Mix:
         self._first: IntArray = np.zeros(0, np.int64)
         """By row, the kind of its first device, which stands for the node: its devices are of one type."""
         self._table: IntArray = np.zeros(0, np.int64)
+        self._device_start: IntArray = np.zeros(0, np.int64)
+        self._whole_start: IntArray = np.zeros(0, np.int64)
         self._wanted_of_kind: IntArray = np.zeros(1, np.int64)
         self.wanted: IntArray = np.zeros(0, np.int64)
         """By row, in thousandths of the most wanted type: how much is asked of its type by requests that name one."""
@@ -117,7 +119,7 @@ class Mix:
     def tables(self, rows: IntArray, cpu: IntArray) -> tuple[IntArray, IntArray]:
         """Where the tables of these nodes start, with so many cores free: in `by_device`, and in `by_whole`."""
         table: IntArray = self._table[rows] + self._cores.searchsorted(cpu, "right")
-        return table * (MILLI + 1), table * self._widths
+        return self._device_start[table], self._whole_start[table]
 
     def _build(self, typical: tuple[TypicalRequest, ...]) -> None:
         """Kinds of devices that the same requests accept share their tables; the last are those of no device: nothing."""
@@ -141,6 +143,8 @@ class Mix:
                 if gpu.exclusive:
                     by_whole[index, enough:] += one.weight * np.where(whole < gpu.count, whole * MILLI, 0)
         self.by_device, self.by_whole = by_device.ravel(), by_whole.ravel()
+        tables = np.arange((len(classes) + 1) * (len(self._cores) + 1))
+        self._device_start, self._whole_start = tables * (MILLI + 1), tables * self._widths
 
     def _wanted(self, typical: tuple[TypicalRequest, ...]) -> IntArray:
         """Requests that name types fall on the devices they accept, in proportion to how many there are of each."""

@@ -53,8 +53,9 @@ class Ledger:
         columns, request = self.columns, fits.shape.request
         chosen = choose_devices(fits, row) if fits.count else []
         ports = self._free_ports(row, request.ports, task) if request.ports else ()
-        users = self._serve(fits, row, chosen) if fits.shape.user is not None else []
-        columns.ports_used[row].update(ports)
+        users = self._serve(fits, row, chosen) if columns.mps and fits.shape.user is not None else []
+        if ports:
+            columns.ports_used[row].update(ports)
         one = Taken(fits, row, chosen, users, ports, ending)
         self._move(one, 1)
         self.taken[row].append(one)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from crater_core.model.after import waiting_for
 from crater_core.model.reason import TAKEN_FOR_ANOTHER, Reason, ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
-from crater_core.model.task import Array, Task, TaskType
+from crater_core.model.task import Array, Task, TaskSpec, TaskType
 from crater_core.scheduling.shapes import Shape, shape_of
 from crater_core.scheduling.spread import KeptApart, kept_apart
 
@@ -123,6 +123,7 @@ class Queue:
     def _move(self, snapshot: Snapshot, changed: list[str], now_ms: int) -> None:
         leaving: dict[Lane, set[Place]] = defaultdict(set)
         joining: dict[Lane, list[Place]] = defaultdict(list)
+        shapes: dict[int, Shape] = {}
         for name in changed:
             if name in self._at:
                 lane, place, code = self._at.pop(name)
@@ -147,8 +148,11 @@ class Queue:
             if task.not_before_ms > now_ms:
                 self.delayed[name] = task
                 continue
-            shape = shape_of(task.asked, snapshot.settings)
-            key, place = lane_key(task, self._shapes.setdefault(shape, shape)), (task.queued_at_ms, name)
+            # Members of an array share one spec; what has grown asks for something else.
+            shape = shapes.get(id(task.spec)) if task.grown is None else self._shape_of(task.asked, snapshot.settings)
+            if shape is None:
+                shape = shapes[id(task.spec)] = self._shape_of(task.spec, snapshot.settings)
+            key, place = lane_key(task, shape), (task.queued_at_ms, name)
             lane = self.lanes.get(key)
             if lane is None:
                 lane = self.lanes[key] = Lane(key)
@@ -163,6 +167,10 @@ class Queue:
         for lane in leaving:
             if not lane.places:
                 del self.lanes[lane.key]
+
+    def _shape_of(self, spec: TaskSpec, settings: Settings) -> Shape:
+        shape = shape_of(spec, settings)
+        return self._shapes.setdefault(shape, shape)
 
 
 _FEW = 8

@@ -40,31 +40,30 @@ class FragmentationAware:
         whole: IntArray = np.add.reduce(full, 0, dtype=np.int64)
         device_now, whole_now = mix.tables(rows, cpu)
         device_then, whole_then = mix.tables(rows, cpu - fits.shape.request.cpu_milli)
-        now = np.add.reduce(mix.by_device.take(device_now + room), 0) + mix.by_whole.take(whole_now + whole)
         at = device_then + room
         each = mix.by_device.take(at)
-        then = np.add.reduce(each, 0)
+        fall = np.add.reduce(mix.by_device.take(device_now + room) - each, 0) + mix.by_whole.take(whole_now + whole)
         loss = worth.of_cores(rows, fits.shape.request)
         if gpu is None or devices is None:
-            fall = squeeze(now - then - mix.by_whole.take(whole_then + whole), mix.unit)
-            return least_first(loss, 2 * fall + (columns.gpus[rows] == 0))
+            points = squeeze(fall - mix.by_whole.take(whole_then + whole), mix.unit)
+            return least_first(loss, 2 * points + (columns.gpus[rows] == 0))
         wanted = mix.wanted[rows]
         spared = SPARE - wanted * SPARE // MILLI
         if worth.priced:
             loss += wanted * (SPARE_MICRO // MILLI)
         if gpu.exclusive:
-            then -= gpu.count * mix.by_device.take(device_then + MILLI)
-            fall = squeeze(now - then - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
-            return least_first(loss + gpu.count * worth.of_whole(rows), 2 * fall + spared)
+            fall += gpu.count * mix.by_device.take(device_then + MILLI)
+            points = squeeze(fall - mix.by_whole.take(whole_then + whole - gpu.count), mix.unit)
+            return least_first(loss + gpu.count * worth.of_whole(rows), 2 * points + spared)
         share = fits.device_compute.take(columns.kind.T.take(rows, 1))
         after = mix.by_device.take(np.where(devices, at - share, 0))
         left = mix.by_whole.take(np.subtract(whole_then + whole, full, dtype=np.int64))
-        falls = 2 * squeeze(now - then + each - after - left, mix.unit) + spared
+        points = 2 * squeeze(fall + each - after - left, mix.unit) + spared
         lost = worth.of_shares(rows, room, np.where(devices, room - share, 0))
-        falls = np.where(devices, least_first(loss + lost, falls), -1)
+        scores = np.where(devices, least_first(loss + lost, points), -1)
         if gpu.count == 1:
-            fits.prefer(rows, falls.argmax(0))
-        return falls.max(0)
+            fits.prefer(rows, scores.argmax(0))
+        return scores.max(0)
 
 
 def squeeze(fall: IntArray, unit: int) -> IntArray:

@@ -334,3 +334,13 @@ def test_a_task_that_backs_off_waits_for_its_time() -> None:
     assert (reason.code, reason.facts["wait_ms"]) == (ReasonCode.BACKOFF, 4000)
     assert places(schedule(snapshot, 5000)) == {"t1": "n1"}
     assert schedule(snapshot, 1000).waiting["t1"] == reason
+
+
+def test_a_member_of_an_array_that_has_grown_asks_for_more_than_the_others() -> None:
+    members = [a_task(f"t{index}", memory_gib=1) for index in range(3)]
+    members = [replace(member, spec=members[0].spec) for member in members]
+    grown = replace(members[0].spec.request, memory_bytes=8 * GIB)
+    tasks = [replace(members[0], grown=grown), *members[1:]]
+    plan = schedule(a_snapshot([a_node(memory_gib=4)], tasks), 0)
+    assert [placement.task for placement in plan.placements] == ["t1", "t2"]
+    assert plan.waiting["t0"].code is ReasonCode.NO_ROOM
