@@ -164,13 +164,20 @@ def arguments(lease: Lease) -> list[str]:
 
 def find_program(command: str, path: str, working_dir: str, binds: Sequence[Bind] = ()) -> str:
     """Where `command` is on the task's own PATH, as the task sees it. Raises RuntimeFailed: not found, or not to be run."""
-    places = [Path(working_dir, command)] if "/" in command else [Path(working_dir, d, command) for d in path.split(":") if d]
-    there = [place for place in places if on_node(place, binds).is_file()]
-    for place in there:
-        if os.access(on_node(place, binds), os.X_OK):
-            return str(place)
-    if there:
-        raise RuntimeFailed(f"{there[0]} is not executable")
+    if "/" in command:
+        places = [str(Path(working_dir, command))]
+    else:
+        places = [os.path.join(working_dir, directory, command) for directory in path.split(":") if directory]  # noqa: PTH118
+    not_executable = ""
+    for place in places:
+        # (strings, as a start is not to wait for a dozen paths to be taken apart)
+        found = str(on_node(Path(place), binds)) if binds else place
+        if os.path.isfile(found):  # noqa: PTH113
+            if os.access(found, os.X_OK):
+                return place
+            not_executable = not_executable or place
+    if not_executable:
+        raise RuntimeFailed(f"{not_executable} is not executable")
     where = "" if "/" in command else f" on the task's PATH ({path})"
     raise RuntimeFailed(f"{command} was not found{where}")
 
