@@ -338,7 +338,7 @@ class CraterStepHandler(StepHandler):
         if task.view.status == "succeeded":
             return f"its process ended without saying how the step ended. {how}"
         if task.view.reason is not None and task.view.reason.code in ("exit_code", "signalled", "exit_unknown", "start_failed"):
-            return "\n".join([how, *last_lines(self._client, task.view.id, 10)])
+            return "\n".join([how, *last_lines(self._client, task.view.id)])
         return how
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from crater_core.client import CraterClient
 from crater_core.errors import CraterError, NotFound
@@ -69,6 +69,7 @@ class FollowedRuns:
                 live = {view.id: view for view in self._client().tasks(labels={ROLE: RUN_WORKER}, status=LIVE)}
                 for one in followed:
                     self._look(one, live.get(one.task))
+                self._end_what_waits_for_nothing([one.run.run_id for one in followed if _waits(live.get(one.task))])
             except CraterError:
                 continue
             except Exception:
@@ -101,11 +102,23 @@ class FollowedRuns:
         """Nobody is left who would take in what the run's steps do."""
         self._client().cancel_group(f"dagster-run:{run_id}", "its run has ended with its run worker")
 
+    def _end_what_waits_for_nothing(self, waiting: list[str]) -> None:
+        """A run whose worker has not started can be over already: Dagster's start time-out and its "force terminate" say so
+        without asking a run launcher."""
+        runs = self._instance().get_runs(RunsFilter(run_ids=waiting)) if waiting else []
+        for run in runs:
+            if run.is_finished:
+                self._client().cancel_group(f"dagster-run:{run.run_id}", "its run is over")
+
     def _say(self, followed: _Followed, view: TaskView) -> None:
         code = why_it_waits(view)
         if code is not None and code != followed.told:
             followed.told = code
             report_step_event(self._instance(), followed.run, None, f"The run worker waits: {sentence(view.reason)}", {})
+
+
+def _waits(view: TaskView | None) -> bool:
+    return view is not None and view.status == "queued"
 
 
 def settle_run(instance: DagsterInstance, run_id: str, last: TaskView | None) -> bool:

@@ -10,7 +10,7 @@ from crater_core.errors import CraterError
 from crater_core.wire.base import ReasonView
 from crater_core.wire.tasks import EventView
 
-LINES = 25
+LINES = 50
 TAIL_BYTES = 16 * 1024
 
 

@@ -20,6 +20,8 @@ LAUNCH = f"mutation ($params: ExecutionParams!) {{ launchRun(executionParams: $p
 EXECUTE_AGAIN = f"""mutation ($params: ReexecutionParams!) {{
   launchRunReexecution(reexecutionParams: $params) {_LAUNCHED} }}"""
 TERMINATE = "mutation ($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure {message} } }"
+END_AT_ONCE = """mutation ($run: String!) { terminateRun(runId: $run, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) {
+  __typename } }"""
 REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
 STATUS = "query ($run: ID!) { runOrError(runId: $run) { ... on Run { status } } }"
 LOGS = "query ($key: [String!]!) { capturedLogs(logKey: $key) { stdout stderr } }"

@@ -77,6 +77,9 @@ def vanishes() -> None:
 
 @dg.op(tags=crater_tags(**SMALL))
 def dies() -> None:
+    for number in range(300):
+        sys.stderr.write(f"line {number} of its output\n")
+    sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

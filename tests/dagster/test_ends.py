@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 from dagster import DagsterEventType
 from dagster_world import World
-from harness import wait_until
+from harness import SchedulerProcess, wait_until
 
 from crater_core.wire.tasks import TaskView
-from crater_dagster._dagster import ExecuteStepArgs
+from crater_dagster import CraterRunLauncher
+from crater_dagster._dagster import ExecuteStepArgs, LaunchRunContext
 from crater_dagster.executor import CraterStepHandler
 from crater_dagster.reasons import FAILURE_TAG
 
@@ -93,11 +94,18 @@ def _nodes_that_take_nothing(world: World) -> Iterator[None]:
             world.client.uncordon(node.name)
 
 
-def test_a_run_worker_that_starts_after_its_run_is_over_starts_nothing_and_ends_cleanly(world: World):
-    """As after Dagster's start time-out, which fails the run and leaves its worker in the queue."""
+def test_a_run_worker_that_starts_after_its_run_is_over_starts_nothing_and_ends_cleanly(
+    world: World, scheduler: SchedulerProcess
+):
+    """As after Dagster's start time-out, which fails the run and leaves its worker in the queue; who launched it has gone."""
+    run = world.create("loop")
+    run_id = run.run_id
+    launcher = CraterRunLauncher(endpoint=scheduler.url, env_profile="dagster")
+    launcher.register_instance(world.instance)
     with _nodes_that_take_nothing(world):
-        run_id = world.launch("loop")
+        launcher.launch_run(LaunchRunContext(run, None))
         wait_until(lambda: any("run worker waits" in text for text in world.messages(run_id)), 10, "it waits")
+        launcher.dispose()
         world.instance.report_run_failed(world.run(run_id), "it was not started in time")
     task = wait_until(lambda: _if_ended(world.task_of(run_id, None)), 30, "the worker has ended")
     assert task.status == "succeeded", world.story(run_id)

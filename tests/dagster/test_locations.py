@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from dagster import DagsterRun, RunsFilter
-from dagster_service import Dagster, a_dagster
+from dagster_service import END_AT_ONCE, Dagster, a_dagster
 from dagster_world import World
 from harness import free_port, wait_until
 
@@ -24,13 +24,15 @@ from crater_dagster import crater_tags
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG
 
 MIB = 1024**2
+IMAGES = {"maps": "maps-pipelines:7", "texts": "registry.example/texts:2"}
 
 
 @contextlib.contextmanager
-def _a_code_server(world: World, log: Path, port: int, context: dict[str, Any]) -> Iterator[None]:
+def _a_code_server(world: World, log: Path, port: int, context: dict[str, Any], *more: str) -> Iterator[None]:
     """As an operator starts one for each code location, with its own container context."""
     where = ["-f", str(world.file), "-d", str(world.file.parent), "-a", "defs", "-h", "127.0.0.1", "-p", str(port)]
-    command = [sys.executable, "-m", "dagster", "api", "grpc", *where, "--container-context", json.dumps({"crater": context})]
+    own = ["--container-context", json.dumps({"crater": context}), *more]
+    command = [sys.executable, "-m", "dagster", "api", "grpc", *where, *own]
     with log.open("wb") as output:
         environment = {**os.environ, "DO_NOT_TRACK": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
@@ -47,12 +49,14 @@ def dagster(rules_world: World, tmp_path_factory: pytest.TempPathFactory) -> Ite
     contexts = {
         "vision": {"project": "vision", "labels": rules_world.code.labels_from("location")},
         "speech": {"project": "speech", "resources": {"memory": "330MiB"}},
+        **{name: {"project": name, "python": "/usr/bin/python3"} for name in IMAGES},
     }
     with contextlib.ExitStack() as stack:
         servers = []
         for name, context in contexts.items():
             port = free_port()
-            stack.enter_context(_a_code_server(rules_world, place / f"{name}.log", port, context))
+            image = ("--container-image", IMAGES[name]) if name in IMAGES else ()
+            stack.enter_context(_a_code_server(rules_world, place / f"{name}.log", port, context, *image))
             servers.append({"grpc_server": {"host": "127.0.0.1", "port": port, "location_name": name}})
         workspace = place / "workspace.yaml"
         workspace.write_text(yaml.safe_dump({"load_from": servers}))
@@ -105,6 +109,23 @@ def test_another_locations_options_are_another_locations(dagster: Dagster):
     assert steps["asks_for_nothing"].requested.memory_bytes == 330 * MIB
     assert steps["asks_for_nothing"].labels["set-by-location-or-below"] == "launcher"
     assert {task.project for task in world.tasks(run_id)} == {"speech"}
+
+
+def test_two_locations_with_an_image_each_have_their_runs_ask_for_their_own_image(dagster: Dagster):
+    """These nodes run no containers, so the run workers wait, and say for what. (That containers run is the agent's tests'.)"""
+    world = dagster.world
+    for location, image in IMAGES.items():
+        run_id = dagster.launch("holding", location, tags={"gate": "/nowhere"})
+        waits = lambda run_id=run_id: [text for text in world.messages(run_id) if "The run worker waits" in text]  # noqa: E731
+        (told,) = wait_until(waits, 60, "its run worker waits")
+        assert "a node that runs docker tasks" in told
+        worker = world.task_of(run_id, None)
+        assert (worker.image, worker.project, worker.command[0]) == (image, location, "/usr/bin/python3")
+        # Dagster's page offers nothing gentler for a run that has not started.
+        assert dagster.ask(END_AT_ONCE, run=run_id)["terminateRun"]["__typename"] == "TerminateRunSuccess"
+        assert _end(dagster, run_id) == "CANCELED"
+        world.no_task_lives(run_id, 30)
+        assert world.task_of(run_id, None).status == "cancelled"
 
 
 def _made_from(world: World, parent: str) -> DagsterRun | None:

@@ -123,10 +123,12 @@ def test_a_step_that_ends_without_a_final_event_fails_instead_of_hanging(world: 
     assert world.run(run_id).tags[FAILURE_TAG] == "no_end"
 
 
-def test_a_step_that_is_killed_fails_with_the_signal(world: World):
+def test_a_step_that_is_killed_fails_with_the_signal_and_its_last_lines(world: World):
     run_id = world.launch("killed")
     assert world.finish(run_id) == "FAILURE"
     assert "signal" in world.failure(run_id)
+    told = [line for line in world.failure(run_id).splitlines() if "of its output" in line]
+    assert told == [f"line {number} of its output" for number in range(250, 300)]
 
 
 def test_a_request_no_node_could_ever_meet_fails_the_step_with_the_numbers(world: World):
