@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,6 +114,11 @@ class AgentProcess:
             if line.split()[1].startswith(f"{self.data_dir}/"):
                 subprocess.run(["umount", "-l", line.split()[1]], check=False)
         shutil.rmtree(self.data_dir, ignore_errors=True)
+        # What MPS daemons leave that are killed.
+        base = "/run/crater-mps" if os.geteuid() == 0 else f"{tempfile.gettempdir()}/crater-mps-{os.geteuid()}"
+        shutil.rmtree(Path(base, self.group_name.rpartition("-")[2]), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path(base).rmdir()
 
 
 def _pids() -> list[int]:
