@@ -10,7 +10,7 @@ from crater_core.model.node import GpuDevice, Node, NodeStatus
 from crater_core.model.reason import Reason, ReasonCode
 from crater_core.model.resources import GpuRequest
 from crater_core.model.snapshot import Snapshot
-from crater_core.scheduling.columns import CONTROL_MEMORY, CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, IntArray
+from crater_core.scheduling.columns import CONTROL_MEMORY, CONTROL_SLOTS, CPU, DISK, MEMORY, PORTS, BoolArray, IntArray, pick
 from crater_core.scheduling.fits import TOO_MUCH, Fits, profile_fits
 from crater_core.scheduling.quotas import listed
 from crater_core.scheduling.shapes import Shape, only_by_mps
@@ -143,10 +143,11 @@ def _gpu(fits: Fits, rows: IntArray) -> _Resource:
     """Compute in thousandths; a share that is stopped by memory alone is told in memory."""
     columns, gpu = fits.columns, fits.shape.gpu
     assert gpu is not None, "asked only for GPU shapes"
-    kind = columns.kind[rows]
+    kind = pick(columns.kind, rows)
     allowed = fits.device_compute[kind] < TOO_MUCH
     fit = fits.fitting_devices(rows)
-    compute, memory = np.where(allowed, columns.compute[rows], 0), np.where(allowed, columns.gpu_memory[rows], 0)
+    compute = np.where(allowed, pick(columns.compute, rows), 0)
+    memory = np.where(allowed, pick(columns.gpu_memory, rows), 0)
     need_compute = int(fits.device_compute[kind][allowed].min())
     if gpu.exclusive:
         wanted = gpu.count * need_compute

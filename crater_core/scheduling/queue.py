@@ -9,7 +9,7 @@ from crater_core.model.after import waiting_for
 from crater_core.model.reason import TAKEN_FOR_ANOTHER, Reason, ReasonCode
 from crater_core.model.snapshot import Settings, Snapshot
 from crater_core.model.task import Array, Task, TaskSpec, TaskType
-from crater_core.scheduling.shapes import Shape, shape_of
+from crater_core.scheduling.shapes import Shape, ShapeFields, shape_fields
 from crater_core.scheduling.spread import KeptApart, kept_apart
 
 Place = tuple[int, str]
@@ -89,7 +89,7 @@ class Queue:
         self.preemptors: dict[str, str] = {}
         """Queued tasks that were stopped to make room, and for whom, as long as nothing else is said of them."""
         self._held_now: dict[str, Reason] | None = None
-        self._shapes: dict[Shape, Shape] = {}
+        self._shapes: dict[ShapeFields, Shape] = {}
         """One object for equal shapes, so that comparing them is quick."""
         self._at: dict[str, tuple[Lane, Place, ReasonCode | None]] = {}
         self._position = -1
@@ -169,8 +169,11 @@ class Queue:
                 del self.lanes[lane.key]
 
     def _shape_of(self, spec: TaskSpec, settings: Settings) -> Shape:
-        shape = shape_of(spec, settings)
-        return self._shapes.setdefault(shape, shape)
+        fields = shape_fields(spec, settings)
+        found = self._shapes.get(fields)
+        if found is None:
+            found = self._shapes[fields] = Shape(*fields)
+        return found
 
 
 _FEW = 8

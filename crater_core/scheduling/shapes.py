@@ -56,23 +56,42 @@ class Shape:
         return gpu is not None and (gpu.may_be_slice or (not gpu.exclusive and not gpu.compute_milli))
 
 
+ShapeFields = tuple[
+    Request,
+    str,
+    bool,
+    str,
+    tuple[str, ...],
+    tuple[tuple[str, str], ...],
+    str | None,
+    bool,
+    tuple[tuple[str, str], ...],
+    tuple[tuple[str, int], ...],
+]
+
+
 def shape_of(spec: TaskSpec, settings: Settings) -> Shape:
+    return Shape(*shape_fields(spec, settings))
+
+
+def shape_fields(spec: TaskSpec, settings: Settings) -> ShapeFields:
+    """What the shape is made of, by which one that is known is found sooner than another is made."""
     control = spec.type is TaskType.CONTROL
     shared = spec.request.gpu is not None and not spec.request.gpu.exclusive
     strategy = strategy_of(spec, settings)
     gang = spec.members > 1
-    return Shape(
+    return (
         # Every member has one port more than it asked for: the gang meets at that of member 0.
-        request=replace(spec.request, ports=spec.request.ports + 1) if gang else spec.request,
-        strategy=strategy,
-        control=control,
-        runtime="process" if spec.image is None else "docker",
-        pools=tuple(sorted(set(spec.pools))) if spec.pools and not control else (),
-        labels=tuple(sorted(spec.node_labels.items())) if spec.node_labels else (),
-        user=spec.user if shared else None,
-        alone=gang and spec.spread is Apart.REQUIRE,
-        prefer=tuple(sorted(spec.prefer_labels.items())) if strategy == AFFINITY else (),
-        data=tuple(sorted(spec.data_bytes.items())) if strategy == AFFINITY else (),
+        replace(spec.request, ports=spec.request.ports + 1) if gang else spec.request,
+        strategy,
+        control,
+        "process" if spec.image is None else "docker",
+        tuple(sorted(set(spec.pools))) if spec.pools and not control else (),
+        tuple(sorted(spec.node_labels.items())) if spec.node_labels else (),
+        spec.user if shared else None,
+        gang and spec.spread is Apart.REQUIRE,
+        tuple(sorted(spec.prefer_labels.items())) if strategy == AFFINITY else (),
+        tuple(sorted(spec.data_bytes.items())) if strategy == AFFINITY else (),
     )
 
 
