@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,31 @@ RUN_S = 300.0
 
 
 def rows(cluster: Cluster) -> list[Figure]:
+    with sides(cluster) as (ours, theirs):
+        return [*starts(ours, theirs), *steps(ours, theirs), *_end(ours), *_logs(ours), *many(ours)]
+
+
+@contextlib.contextmanager
+def sides(cluster: Cluster, of_ours: Mapping[str, Any] = {}, of_theirs: Mapping[str, Any] = {}) -> Iterator[tuple[Side, Side]]:
+    """Both instances with what stays warm started; the mappings are further keys of each one's dagster.yaml."""
     launcher = {"module": "crater_dagster", "class": "CraterRunLauncher"}
     logs = {"module": "crater_dagster", "class": "CraterComputeLogManager", "config": {"endpoint": cluster.url}}
     config = {"run_launcher": {**launcher, "config": {"endpoint": cluster.url, "env_profile": "dagster"}}, "compute_logs": logs}
-    with _side(cluster.home / "dagster", config) as ours, _side(cluster.home / "default", {}) as theirs:
-        for _ in range(2):  # The first ones start what stays warm, on both sides.
+    with _side(cluster.home / "dagster", config | of_ours) as ours, _side(cluster.home / "default", of_theirs) as theirs:
+        for _ in range(2):
             ours.finish(ours.launch("crater_one"))
         theirs.finish(theirs.launch("default_one"))
-        return [*_start(ours, theirs), *_steps(ours, theirs), *_end(ours), *_logs(ours), *_many(ours)]
+        yield ours, theirs
 
 
-def _start(ours: Side, theirs: Side) -> list[Figure]:
+def starts(ours: Side, theirs: Side, name: str = "dagster") -> list[Figure]:
     own = [ours.first_step_ms("crater_one") for _ in range(ROUNDS)]
     peer = [theirs.first_step_ms("default_one") for _ in range(ROUNDS)]
     more = median(peer) / median(own) >= 7
-    return [lower_is_better("dagster.run_start_ms", median(own), "ms", LAUNCHER, median(peer), 250.0, more=more)]
+    return [lower_is_better(f"{name}.run_start_ms", median(own), "ms", LAUNCHER, median(peer), 250.0, more=more)]
 
 
-def _steps(ours: Side, theirs: Side) -> list[Figure]:
+def steps(ours: Side, theirs: Side, name: str = "dagster") -> list[Figure]:
     chain, fan, peer_chain, peer_fan = [], [], [], []
     for _ in range(2):
         chain.append(ours.cadence_ms("crater_chain"))
@@ -50,8 +57,8 @@ def _steps(ours: Side, theirs: Side) -> list[Figure]:
         peer_fan.append(theirs.each_ms("default_fan"))
     more = median(peer_chain) / median(chain) >= 12
     return [
-        lower_is_better("dagster.step.chain_ms", median(chain), "ms", EXECUTOR, median(peer_chain), 150.0, more=more),
-        lower_is_better("dagster.step.fan_ms", median(fan), "ms", EXECUTOR, median(peer_fan), 90.0),
+        lower_is_better(f"{name}.step.chain_ms", median(chain), "ms", EXECUTOR, median(peer_chain), 150.0, more=more),
+        lower_is_better(f"{name}.step.fan_ms", median(fan), "ms", EXECUTOR, median(peer_fan), 90.0),
     ]
 
 
@@ -81,12 +88,12 @@ def _logs(ours: Side) -> list[Figure]:
     return [at_most("dagster.log_lag_ms", percentile(lags, 95), "ms", 500.0)]
 
 
-def _many(ours: Side) -> list[Figure]:
+def many(ours: Side, name: str = "dagster") -> list[Figure]:
     """Whether the last steps of a long run cost more than its first."""
     times = ours.successes(ours.finish(ours.launch("crater_many")))[1:]
     quarter = len(times) // 4
     first, last = times[quarter] - times[0], times[-1] - times[-1 - quarter]
-    return [at_most("dagster.many_steps.growth", last / first, "times the cost of the first quarter of 200 steps", 1.2)]
+    return [at_most(f"{name}.many_steps.growth", last / first, "times the cost of the first quarter of 200 steps", 1.2)]
 
 
 class Side:
@@ -165,7 +172,7 @@ class _Tasks:
 
 
 @contextlib.contextmanager
-def _side(home: Path, config: dict[str, Any]) -> Iterator[Side]:
+def _side(home: Path, config: Mapping[str, Any]) -> Iterator[Side]:
     from dagster import DagsterInstance
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import ModuleTarget

@@ -61,6 +61,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "yardsticks": _yardsticks,
     "tasks": _on_a_cluster("benchmarks.tasks"),
     "dagster": _on_a_cluster("benchmarks.dagster_runs"),
+    "dagster_postgres": _on_a_cluster("benchmarks.dagster_postgres"),
     "idle": _in_a_home("benchmarks.idle"),
     "gpus": _in_a_home("benchmarks.gpus"),
     "placement": _placement,
