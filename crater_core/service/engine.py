@@ -176,9 +176,16 @@ class Engine:
         """Raises NotLeader for a standby. A leader that is not sure any more to be one says StoreUnavailable."""
         if not self.leading:
             raise self._not_leader()
-        if self.leads_until_ms is not None and self.clock.monotonic_ms() > self.leads_until_ms:
-            why = self.trouble or "it could not renew its lead in time"
+        if self._lead_is_over():
+            why = self.why_not_writable()
             raise StoreUnavailable(f"this scheduler does not know whether it still leads: {why}", reason=why)
+
+    def _lead_is_over(self) -> bool:
+        return self.leading and self.leads_until_ms is not None and self.clock.monotonic_ms() > self.leads_until_ms
+
+    def why_not_writable(self) -> str | None:
+        """None when all is well. A store that has not answered yet may cost the lead before it is known to be in trouble."""
+        return self.trouble or ("it could not renew its lead in time" if self._lead_is_over() else None)
 
     def _not_leader(self) -> NotLeader:
         where = f"the leader is at {self.leader_url}" if self.leader_url else "nobody leads now"

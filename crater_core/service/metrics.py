@@ -94,7 +94,9 @@ class _State:
         yield _gauge("crater_nodes", "Nodes by status", ("status", "cordoned"), states)
         ages = [engine.heard.age_ms(node.name) / 1000 for node in nodes if node.status.value == "ready"]
         yield _gauge("crater_heartbeat_age_seconds_max", "Longest silence of a ready node", (), {(): max(ages, default=0.0)})
-        yield _gauge("crater_store_available", "1 when the last write succeeded", (), {(): float(engine.trouble is None)})
+        yield _gauge(
+            "crater_store_available", "1 when the last write succeeded", (), {(): float(engine.why_not_writable() is None)}
+        )
         yield _gauge("crater_leader", "1 while this scheduler leads", (), {(): float(engine.leading)})
         yield _gauge("crater_revision", "Revision of the store", (), {(): snapshot.revision})
         yield from self._pools()

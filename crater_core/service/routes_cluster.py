@@ -150,7 +150,7 @@ class ClusterRoutes:
     def _health(self) -> Health:
         snapshot = self._engine.shown.snapshot
         return Health(
-            status="ok" if self._engine.trouble is None else "store_unavailable",
+            status="ok" if self._engine.why_not_writable() is None else "store_unavailable",
             version=__version__,
             leader=self._engine.leading and not self._engine.stale.is_set(),
             revision=snapshot.revision,

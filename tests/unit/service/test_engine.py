@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from world import a_node, a_spec
@@ -17,6 +19,8 @@ from crater_core.model.allocation import AllocationStatus
 from crater_core.model.snapshot import Settings
 from crater_core.model.task import RetryPolicy, TaskStatus
 from crater_core.service.engine import Engine
+from crater_core.service.http import Hub
+from crater_core.service.routes_cluster import ClusterRoutes
 from crater_core.service.submits import Submission
 from crater_core.store import Committed, MemoryStore, SubmitKey
 
@@ -150,6 +154,26 @@ def test_a_takeover_ends_it() -> None:
         with pytest.raises(Exception, match="taken over"):
             await engine.submit([a_submission(engine)])
         assert engine.stale.is_set()
+
+    tell(story)
+
+
+def test_a_lead_that_ran_out_while_the_store_is_silent_shows_as_a_store_that_cannot_be_used() -> None:
+    """Before any call to the store has failed: agents and callers are refused already."""
+
+    async def story(engine: Engine, store: FailingStore) -> None:
+        routes = ClusterRoutes(cast("Hub", SimpleNamespace(engine=engine)))
+
+        async def status() -> str:
+            return json.loads((await routes.health()).body)["status"]
+
+        engine.leads_until_ms = engine.clock.monotonic_ms() + 60_000
+        assert (await status(), engine.why_not_writable()) == ("ok", None)
+        engine.leads_until_ms = engine.clock.monotonic_ms() - 1
+        with pytest.raises(StoreUnavailable, match="could not renew its lead in time"):
+            await engine.submit([a_submission(engine)])
+        assert engine.trouble is None
+        assert (await status(), (await routes.ready()).status_code) == ("store_unavailable", 503)
 
     tell(story)
 
