@@ -169,8 +169,7 @@ def find_program(command: str, path: str, working_dir: str, binds: Sequence[Bind
     else:
         places = [os.path.join(working_dir, directory, command) for directory in path.split(":") if directory]  # noqa: PTH118
     not_executable = ""
-    for place in places:
-        # (strings, as a start is not to wait for a dozen paths to be taken apart)
+    for place in places:  # Strings: no start is to wait for a dozen paths to be taken apart.
         found = str(on_node(Path(place), binds)) if binds else place
         if os.path.isfile(found):  # noqa: PTH113
             if os.access(found, os.X_OK):

@@ -79,12 +79,12 @@ def settle(procs_files: list[str]) -> None:
     os.setsid()
     try:
         for path in procs_files:
-            _put(path, b"0", os.O_WRONLY)
+            put(path, b"0", os.O_WRONLY)
     except OSError as error:
         raise StepFailed(f"could not join the cgroup: {error.strerror or error}") from None
     with contextlib.suppress(OSError):
         # When the whole machine runs out of memory a workload goes before the agent does.
-        _put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
+        put("/proc/self/oom_score_adj", b"500", os.O_WRONLY)
 
 
 def take_on(order: Message, error_fd: int, parent: int) -> int:
@@ -102,7 +102,7 @@ def take_on(order: Message, error_fd: int, parent: int) -> int:
         step = "write the start record"
         began = (os.getpid(), order.get("start_ticks") or start_ticks("self") or 0, time.time_ns() // 1_000_000)
         record = b'{"pid": %d, "start_ticks": %d, "at_ms": %d}' % began
-        _put(f"{order['dir']}/started.json", record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        put(f"{order['dir']}/started.json", record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         if os.getppid() != parent:
             os._exit(127)
         if order.get("inside") is not None:
@@ -152,7 +152,8 @@ def start_ticks(pid: int | str) -> int | None:
         return None
 
 
-def _put(path: str, content: bytes, flags: int) -> None:
+def put(path: str, content: bytes, flags: int) -> None:
+    """One small file in one go."""
     fd = os.open(path, flags, 0o600)
     try:
         os.write(fd, content)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crater_agent.forked import write_record
+from crater_agent.forked import put, write_record
 from crater_core.model.node import SharingMode
 from crater_core.wire.agents import Lease, ReportBody
 
@@ -105,45 +105,39 @@ class Records:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def directory(self, allocation: str) -> Path:
+        return Path(self._folder(allocation))
+
+    def _folder(self, allocation: str) -> str:
         assert is_id(allocation), "an id becomes a path only after it was looked at"
-        return self.root / allocation
+        return f"{self.root}/{allocation}"
 
     def log_file(self, allocation: str, stream: str) -> Path:
         assert is_id(allocation), "an id becomes a path only after it was looked at"
         assert stream in ("stdout", "stderr"), "the two streams of a process"
         return self.logs / allocation / stream
 
-    def _file(self, allocation: str, name: str) -> str:
-        assert is_id(allocation), "an id becomes a path only after it was looked at"
-        return f"{self.root}/{allocation}/{name}"
-
     def begin(self, record: Record) -> None:
-        directory = f"{self.root}/{record.allocation}"
-        assert is_id(record.allocation), "an id becomes a path only after it was looked at"
+        directory = self._folder(record.allocation)
         _make(directory)
         _make(f"{self.logs}/{record.allocation}")
         # Not forced to the disk: after a power cut nothing of it runs, and the scheduler knows what had begun.
         write_record(directory, "record.json", _plain(record), durably=False)
 
     def finish(self, reports: Sequence[ReportBody]) -> Callable[[], None]:
-        """A file for each end, and one journal. What it gives back forces the journal alone to the disk, and waits for it.
+        """A file for each end. What it gives back writes one journal of them, forces that alone to the disk, and waits for it.
 
         Raises OSError, in either part.
         """
         lines = [report.model_dump_json().encode() + b"\n" for report in reports]
         for report, line in zip(reports, lines, strict=True):
-            final = self._file(report.allocation, "final.json")
-            try:
-                _write(final, line)
-            except FileNotFoundError:
-                _make(f"{self.root}/{report.allocation}")
-                _write(final, line)
-        fd = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        full = os.fstat(fd).st_size > JOURNAL_BYTES_MAX
+            directory = self._folder(report.allocation)
+            _make(directory)
+            put(f"{directory}/final.json", line, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
         def force() -> None:
+            fd = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                if full:
+                if os.fstat(fd).st_size > JOURNAL_BYTES_MAX:
                     os.sync()  # What it says of the past is in the files of each by then.
                     os.truncate(fd, 0)
                 os.write(fd, b"".join(lines))
@@ -179,12 +173,12 @@ class Records:
 
     def gpu_use(self, allocation: str) -> tuple[int, int]:
         """Busy time and the peak of memory, as last kept; nothing where nothing was kept."""
-        raw = _read(self._file(allocation, "gpu.json")) or {}
+        raw = _read(f"{self._folder(allocation)}/gpu.json") or {}
         return int(raw.get("busy_ms", 0)), int(raw.get("peak_mib", 0))
 
     def forget(self, allocation: str) -> None:
         """All but the logs, and beside them how it ended: a lease that is handed out again later finds its answer there."""
-        final = self._file(allocation, "final.json")
+        final = f"{self._folder(allocation)}/final.json"
         with contextlib.suppress(FileNotFoundError):
             os.replace(final, f"{self.logs}/{allocation}/final.json")
         _remove(f"{self.root}/{allocation}")
@@ -196,11 +190,11 @@ class Records:
 
     def read_start(self, allocation: str) -> tuple[int, int] | None:
         """Pid and start ticks of its first process, if it ever had one."""
-        started = _read(self._file(allocation, "started.json"))
+        started = _read(f"{self._folder(allocation)}/started.json")
         return (int(started["pid"]), int(started["start_ticks"] or 0)) if started is not None else None
 
     def read_exit(self, allocation: str) -> dict[str, Any] | None:
-        return _read(self._file(allocation, "exit.json"))
+        return _read(f"{self._folder(allocation)}/exit.json")
 
     def read_all(self) -> list[Kept]:
         ends = self._ends_in_journal()
@@ -305,14 +299,6 @@ def _remove(directory: str) -> None:
         os.rmdir(directory)
     except OSError:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _write(path: str, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
 
 
 def _read(path: str | Path) -> dict[str, Any] | None:
