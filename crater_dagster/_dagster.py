@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +23,8 @@ from dagster._core.events import DagsterEvent as DagsterEvent
 from dagster._core.events import DagsterEventType as DagsterEventType
 from dagster._core.events import EngineEventData as EngineEventData
 from dagster._core.events import RunFailureReason as RunFailureReason
+from dagster._core.execution.plan.active import ActiveExecution as ActiveExecution
+from dagster._core.execution.plan.active import _pool_key_for_step as pool_of_step  # noqa: F401
 from dagster._core.execution.retries import RetryMode as RetryMode
 from dagster._core.execution.retries import get_retries_config as get_retries_config
 from dagster._core.execution.step_dependency_config import StepDependencyConfig as StepDependencyConfig
@@ -81,6 +83,29 @@ def has_final_event(instance: DagsterInstance, run_id: str, step_key: str) -> bo
                 final = event.event_type is not DagsterEventType.STEP_WORKER_STARTING
         cursor, more = page.cursor, page.has_more
     return final
+
+
+def events_after(
+    instance: DagsterInstance, run_id: str, number: int, known: Collection[int], limit: int
+) -> list[tuple[int, DagsterEvent]]:
+    """The first `limit` of the run's events with higher numbers in the event log, in order, but for the `known` ones.
+
+    Dagster's own call reads known ones again: on a database where many write at once that is most of the work.
+    """
+    from dagster._core.events.log import EventLogEntry
+    from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+    from sqlalchemy import select
+
+    columns = SqlEventLogStorageTable.c
+    query = select(columns.id, columns.event).where(
+        columns.run_id == run_id, columns.id > number, columns.dagster_event_type.is_not(None)
+    )
+    if known:
+        query = query.where(columns.id.not_in(known))
+    with _inner(instance.event_log_storage, "event_log_storage").run_connection(run_id) as connection:
+        rows = connection.execute(query.order_by(columns.id).limit(limit)).fetchall()
+    entries = [(number, deserialize_value(text, EventLogEntry).dagster_event) for number, text in rows]
+    return [(number, event) for number, event in entries if event is not None]
 
 
 def report_step_event(
@@ -297,6 +322,19 @@ def keep_steps_when(instance: DagsterInstance, go_on: Callable[[Callable[[str], 
     holds; else it ends them."""
     dagster_says = instance.run_will_resume
     instance.run_will_resume = lambda run_id: go_on(dagster_says, run_id)  # type: ignore[method-assign]
+
+
+@contextmanager
+def executing_as(execution: type[ActiveExecution]) -> Iterator[None]:
+    """Inside, Dagster's step-delegating loop keeps its record of a run's steps in an `execution`."""
+    from dagster._core.executor.step_delegating import step_delegating_executor as loop
+
+    before = loop.ActiveExecution
+    loop.ActiveExecution = execution  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        loop.ActiveExecution = before  # type: ignore[misc]
 
 
 def worker_environment_problem() -> str:

@@ -22,6 +22,8 @@ from crater_dagster._dagster import (
     StepDependencyConfig,
     StepHandler,
     StepHandlerContext,
+    events_after,
+    executing_as,
     get_retries_config,
     get_step_dependency_config_field,
     get_tag_concurrency_limits_config,
@@ -41,14 +43,14 @@ from crater_dagster.options import from_tags, merge, of_one_process, submission
 from crater_dagster.owner import owner_label
 from crater_dagster.payload import pack
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG, failure_code, figures, how_it_ended, sentence, why_it_waits
+from crater_dagster.resuming import ResumableExecution
+from crater_dagster.run_events import RunEvents
 from crater_dagster.shipping import ship, tell_problems
 from crater_dagster.steps import POLL_S, Key, StepTask, StepTasks
 from crater_dagster.story import last_lines, why_queued_again
 from crater_dagster.warm import preload_of
 
 HEALTH_CHECK_S = 20
-LATE_EVENTS = 100
-"""So many of the newest events of a PostgreSQL instance are read again each time: more than are being written at one moment."""
 IDLE_SLEEP_S = 0.05
 
 
@@ -100,6 +102,7 @@ class CraterExecutor(StepDelegatingExecutor):
 
     def __init__(self, handler: CraterStepHandler, **options: Any) -> None:
         self._handler = handler
+        self._events: RunEvents | None = None
         super().__init__(handler, sleep_seconds=IDLE_SLEEP_S, check_step_health_interval_seconds=HEALTH_CHECK_S, **options)
 
     # The loop reads these two in every turn.
@@ -123,22 +126,18 @@ class CraterExecutor(StepDelegatingExecutor):
 
     def _pop_events(self, instance: DagsterInstance, run_id: str, seen_storage_ids: set[int]) -> Sequence[DagsterEvent]:
         self._handler.follow()
-        events = super()._pop_events(instance, run_id, seen_storage_ids)
-        return [event for event in events if self._handler.take_in(event)]
-
-    def _get_pop_events_offset(self, instance: DagsterInstance) -> int:
-        """Where several write at once, an event may become visible after one with a higher number. A step whose last event were
-        missed so would be waited for without end, and an output would be taken for one that was not made.
-        """
-        offset = super()._get_pop_events_offset(instance)
-        return offset if writes_in_turn(instance) else max(offset, LATE_EVENTS)
+        if self._events is None:
+            fetch = lambda number, known, limit: events_after(instance, run_id, number, known, limit)  # noqa: E731
+            self._events = RunEvents(fetch, writes_in_turn(instance))
+        return [event for event in self._events.new() if self._handler.take_in(event)]
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, Any, None]:
         instance, run = plan_context.instance, plan_context.dagster_run
         keep_steps_when(instance, lambda dagster_says, run_id: steps_go_on(instance, run_id, dagster_says))
         self._handler.begin(instance, run, plan_context.resume_from_failure)
         try:
-            yield from super().execute(plan_context, execution_plan)
+            with executing_as(ResumableExecution):
+                yield from super().execute(plan_context, execution_plan)
         finally:
             self._handler.finish()
 

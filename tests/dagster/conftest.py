@@ -59,9 +59,11 @@ def logging_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClien
 
 @pytest.fixture(scope="session")
 def rules_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient) -> Iterator[World]:
-    """An instance that starts failed runs anew, with the jobs of `pipelines_rules.py`."""
+    """An instance that starts failed runs anew and resumes runs, with the jobs of `pipelines_rules.py`."""
     file = Path(__file__).parent / "pipelines_rules.py"
     options = {"labels": load(file).labels_from("launcher"), "resources": {"memory": "320MiB"}}
-    home = a_home(place, scheduler.url, "rules", options, run_retries={"enabled": True, "max_retries": 0})
+    monitoring = {"enabled": True, "max_resume_run_attempts": 2}
+    further = {"run_retries": {"enabled": True, "max_retries": 0}, "run_monitoring": monitoring}
+    home = a_home(place, scheduler.url, "rules", options, **further)
     with World.open(home, cluster, file) as running:
         yield running

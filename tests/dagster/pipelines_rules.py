@@ -43,6 +43,49 @@ def dawdles_once(context: dg.OpExecutionContext) -> None:
         time.sleep(600)
 
 
+@dg.op(tags=crater_tags(**TINY), pool="database")
+def passes_through_the_pool() -> int:
+    return 1
+
+
+@dg.op(tags=crater_tags(**TINY), retry_policy=dg.RetryPolicy(max_retries=1, delay=2))
+def fails_once(context: dg.OpExecutionContext) -> int:
+    if context.retry_number == 0:
+        raise ValueError("the first time")
+    return 2
+
+
+@dg.op(tags=crater_tags(**TINY))
+def holds_on_to(context: dg.OpExecutionContext, number: int) -> None:
+    _wait_for(context.run.tags["gate"])
+
+
+@dg.op(tags=crater_tags(**TINY), out={"yes": dg.Out(int, is_required=False), "no": dg.Out(int, is_required=False)})
+def says_yes():
+    yield dg.Output(1, "yes")
+
+
+@dg.op(tags=crater_tags(**TINY), out=dg.DynamicOut(int))
+def makes_two(number: int):
+    yield dg.DynamicOutput(number, "one")
+    yield dg.DynamicOutput(number + 1, "two")
+
+
+@dg.op(tags=crater_tags(**TINY))
+def adds_up(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@dg.op(tags=crater_tags(**TINY))
+def fails() -> int:
+    raise ValueError("always")
+
+
+@dg.op(tags=crater_tags(**TINY))
+def passes_on(number: int) -> int:
+    return number
+
+
 @dg.op(tags=crater_tags(**TINY))
 def counts(context: dg.OpExecutionContext) -> int:
     with Path(context.run.tags["marks"]).open("a") as file:
@@ -95,6 +138,24 @@ def pooling():
 
 
 @dg.job(executor_def=crater_executor)
+def through_the_pool():
+    holds_on_to(passes_through_the_pool())
+
+
+@dg.job(executor_def=crater_executor)
+def at_the_second_attempt():
+    holds_on_to(fails_once())
+
+
+@dg.job(executor_def=crater_executor)
+def of_every_kind():
+    yes, no = says_yes()
+    passes_on.alias("skipped_too")(passes_on.alias("skipped")(no))
+    passes_on.alias("left_out")(fails())
+    holds_on_to(adds_up(makes_two(yes).map(passes_on).collect()))
+
+
+@dg.job(executor_def=crater_executor)
 def late_once():
     dawdles_once()
 
@@ -112,6 +173,16 @@ def layered():
 
 defs = dg.Definitions(
     assets=[from_the_graph, next_of_it],
-    jobs=[holding, using, pooling, late_once, late_in_the_first_run, layered],
+    jobs=[
+        holding,
+        using,
+        pooling,
+        through_the_pool,
+        at_the_second_attempt,
+        of_every_kind,
+        late_once,
+        late_in_the_first_run,
+        layered,
+    ],
     executor=crater_executor,
 )
