@@ -14,6 +14,7 @@ FAULTS = (
     "scheduler_is_away_long",
     "scheduler_stops",
     "leader_pauses_until_another_leads",
+    "leader_pauses_at_commit",
     "agent_dies",
     "agent_dies_between_steps",
     "agent_dies_at_disk",
@@ -29,6 +30,7 @@ FAULTS = (
     "store_is_broken",
     "store_answers_get_lost",
     "store_is_cut_from_a_scheduler",
+    "leader_without_store_is_all_a_node_hears",
     "disks_are_slow",
     "clock_of_node_jumps",
     "clock_of_scheduler_jumps",
@@ -83,7 +85,7 @@ class Chaos:
         world.store.broken = False
         for host in world.hosts:
             host.cut_from_store = False
-            host.process.steps_left = host.process.dies_at_disk = None
+            host.process.steps_left = host.process.dies_at_disk = host.process.before_disk = None
             if host.process.paused:
                 host.process.resume()
             host.start()
@@ -150,6 +152,27 @@ class Chaos:
                 self._soon(wait_s, host.process.resume)
                 return
 
+    def _leader_pauses_at_commit(self) -> None:
+        """It wakes as soon as another leads, with a write on its way that the other knows nothing of."""
+        for host in self.world.hosts:
+            if host.leads and not host.process.paused and len(self.world.hosts) > 1:
+                host.process.before_disk = (host.engine._writer, lambda host=host: self._pause_until_another_leads(host))
+                return
+
+    def _pause_until_another_leads(self, host: Any) -> None:
+        process, wait_s = host.process, self.rng.choice([0.0, 0.05, 1.0])
+        self._say(f"{host.name} pauses at a commit until another leads, and {wait_s} s longer")
+        process.pause()
+        at_last_s = self.world.loop.time() + 60.0
+
+        def look() -> None:
+            if any(other.leads for other in self.world.hosts if other is not host) or self.world.loop.time() > at_last_s:
+                self._soon(wait_s, process.resume)
+            else:
+                self._soon(0.05, look)
+
+        look()
+
     def _scheduler_is_away_long(self) -> None:
         host, wait_s = self._host(), self.rng.choice([40.0, 120.0, 600.0])
         self._say(f"{host.name} is away for {wait_s} s")
@@ -192,8 +215,8 @@ class Chaos:
             machine.crash()
             self._soon(self.rng.choice([5.0, 20.0, 60.0]), lambda: None if machine.up else machine.boot())
 
-    def _cut(self, pairs: list[tuple[str, str]]) -> None:
-        wait_s = self.rng.choice([3.0, 20.0, 29.0, 33.0, 90.0, 280.0])
+    def _cut(self, pairs: list[tuple[str, str]], wait_s: float | None = None) -> None:
+        wait_s = wait_s or self.rng.choice([3.0, 20.0, 29.0, 33.0, 90.0, 280.0])
         self._say(f"cut {pairs} for {wait_s} s")
         self.world.network.cut |= set(pairs)
         self._soon(wait_s, self.world.network.cut.difference_update, pairs)
@@ -219,6 +242,18 @@ class Chaos:
         self._say(f"{host.name} is cut from the store for {wait_s} s")
         host.cut_from_store = True
         self._soon(wait_s, setattr, host, "cut_from_store", False)
+
+    def _leader_without_store_is_all_a_node_hears(self) -> None:
+        """Whoever leads next has to take the node for lost, while the old leader could still tell it to go on."""
+        for host in self.world.hosts:
+            if host.leads and len(self.world.hosts) > 1:
+                machine, wait_s = self._machine().name, self.rng.choice([60.0, 90.0])
+                others = [other.name for other in self.world.hosts if other is not host]
+                self._say(f"{host.name} leads, and is cut from the store for {wait_s} s")
+                host.cut_from_store = True
+                self._soon(wait_s, setattr, host, "cut_from_store", False)
+                self._cut([pair for other in others for pair in ((machine, other), (other, machine))], wait_s)
+                return
 
     def _store_is_broken(self) -> None:
         wait_s = self.rng.choice([0.5, 10.0, 45.0])

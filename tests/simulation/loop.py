@@ -26,6 +26,8 @@ class Process:
         """After so many callbacks it is killed: a crash between any two of its steps."""
         self.dies_at_disk: str | None = None
         """"before" or "after": it is killed at its next write to disk."""
+        self.before_disk: tuple[Any, Callable[[], None]] | None = None
+        """What happens once, as the next call of this executor is about to reach the disk; it may pause the process."""
         self.disk: Callable[[], float] = lambda: 0.0
         """How many seconds its next read or write takes."""
         self.sent: Callable[[], bool] = lambda: False
@@ -113,6 +115,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 answer.set_result(result) if error is None else answer.set_exception(error)
 
         def do() -> None:
+            if process is not None and process.before_disk is not None and process.before_disk[0] is executor:
+                (_, happens), process.before_disk = process.before_disk, None
+                happens()
+                process.soon(do)
+                return
             if process is not None and process.dies_at_disk == "before":
                 process.kill()
                 return

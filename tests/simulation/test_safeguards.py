@@ -26,7 +26,7 @@ def _found(promise: str, faults: tuple[str, ...], first: int = 1, seeds: int = 4
 
 def test_it_finds_an_agent_that_does_not_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crater_agent.reconcile.LeaseState.kill_at_ms", 10**9)
-    _found("two copies", CUTS, first=10)
+    _found("two copies", CUTS, first=17)
 
 
 def test_it_finds_a_node_that_counts_as_lost_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_it_finds_silence_taken_for_proof(monkeypatch: pytest.MonkeyPatch) -> No
         super(SchedulerUnreachable, self).__init__(message, **{**fields, "proof": True})
 
     monkeypatch.setattr(SchedulerUnreachable, "__init__", believing)
-    _found("two copies", CUTS, first=13)
+    _found("two copies", CUTS, first=17)
 
 
 def test_it_finds_a_new_scheduler_that_gives_nodes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_it_finds_a_new_scheduler_that_gives_nodes_no_time(monkeypatch: pytest.M
         self._started_ms -= 60_000
 
     monkeypatch.setattr(Heard, "__init__", impatient)
-    _found("two copies", ("scheduler_is_away_long", "scheduler_dies"), first=12)
+    _found("two copies", ("scheduler_is_away_long", "scheduler_dies"), first=17)
 
 
 def test_it_finds_a_store_that_lets_a_paused_leader_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_it_finds_a_store_that_lets_a_paused_leader_write(monkeypatch: pytest.Mo
         return commit(self, changes, revision, self._term, keys)
 
     monkeypatch.setattr(MemoryStore, "commit", lenient)
-    _found("a write of term", ("leader_pauses_until_another_leads",), first=79, schedulers=2)
+    _found("a write of term", ("leader_pauses_at_commit",), first=2, schedulers=2)
 
 
 def test_it_finds_a_leader_that_lost_the_store_and_still_answers_agents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_it_finds_a_leader_that_lost_the_store_and_still_answers_agents(monkeypa
             raise self._not_leader()
 
     monkeypatch.setattr(Engine, "must_lead", sure)
-    _found("two copies", ("store_is_cut_from_a_scheduler", "node_is_cut_off"), first=3, schedulers=2)
+    _found("two copies", ("leader_without_store_is_all_a_node_hears",), first=4, schedulers=2)
 
 
 def test_it_finds_answers_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_it_finds_work_that_is_adopted_twice(monkeypatch: pytest.MonkeyPatch) ->
     """An agent that forgets what an earlier one has started starts it again, where nobody heard that it runs."""
     monkeypatch.setattr("simulation.machine.Runtime.adopt", _nothing_found)
     monkeypatch.setattr("simulation.machine.Runtime.remove_strays", _nothing_found)
-    _found("twice", ("agent_dies_between_steps", "messages_are_lost"), first=9)
+    _found("twice", ("agent_dies_between_steps", "messages_are_lost"), first=15)
 
 
 async def _nothing_found(*_: Any) -> list[Any]:
