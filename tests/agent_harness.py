@@ -284,7 +284,9 @@ class SchedulerStandIn:
             return client.get(f"{self.declaration.agent_url}/logs/{allocation}", params=query, headers=headers, timeout=70)
 
     def read_log_text(self, allocation: str, stream: str = "stdout") -> str:
-        return self.read_log(allocation, stream).text
+        """Empty where there is no log so far."""
+        answer = self.read_log(allocation, stream)
+        return "" if answer.status_code == httpx.codes.NOT_FOUND else answer.raise_for_status().text
 
     def forget(self) -> None:
         """As a scheduler that was started anew: it knows no agent."""

@@ -30,7 +30,7 @@ def _give(scheduler: SchedulerStandIn, card: Card, name: str, command: list[str]
 
 def _holds(scheduler: SchedulerStandIn, name: str, processes: int = 1) -> list[dict[str, Any]]:
     def said() -> list[dict[str, Any]]:
-        text = scheduler.read_log(name).text
+        text = scheduler.read_log_text(name)
         return lines(text) if text.count("\n") == processes else []
 
     scheduler.running(name, SECONDS)

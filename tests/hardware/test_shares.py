@@ -23,7 +23,7 @@ def _give(scheduler: SchedulerStandIn, card: Card, name: str, *arguments: object
 
 
 def _holds(scheduler: SchedulerStandIn, name: str) -> Any:
-    return poll_until(lambda: lines(scheduler.read_log(name).text), SECONDS, f"what {name} says")
+    return poll_until(lambda: lines(scheduler.read_log_text(name)), SECONDS, f"what {name} says")
 
 
 def test_the_memory_of_two_processes_counts_together(card: Card, begin, scheduler: SchedulerStandIn):

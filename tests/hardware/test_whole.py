@@ -19,7 +19,7 @@ def _whole(card: Card) -> GrantView:
 
 def _said(scheduler: SchedulerStandIn, allocation: str, processes: int = 1) -> list[dict[str, Any]]:
     def all_of_it() -> list[dict[str, Any]]:
-        text = scheduler.read_log(allocation).text
+        text = scheduler.read_log_text(allocation)
         return lines(text) if text.count("\n") == processes else []
 
     scheduler.running(allocation)
@@ -46,7 +46,7 @@ def test_a_task_without_a_gpu_finds_none(card: Card, begin, scheduler: Scheduler
     begin()
     scheduler.give("a", card.holder("--hold", 256), env=card.environ)
     scheduler.final("a", SECONDS)
-    (said,) = lines(scheduler.read_log("a").text)
+    (said,) = lines(scheduler.read_log_text("a"))
     assert (said["code"], "uuids" in said) == (100, False)
 
 

@@ -33,8 +33,8 @@ def cards(place: Path) -> tuple[Path, Path]:
 
 def _opened(scheduler: SchedulerStandIn, allocation: str, paths: tuple[Path, ...], **fields: object) -> list[str]:
     scheduler.give(allocation, ["sh", "-c", OPENED.format(" ".join(map(str, paths)))], **fields)
-    assert scheduler.final(allocation).status == "succeeded", scheduler.read_log(allocation, "stderr").text
-    return scheduler.read_log(allocation).text.splitlines()
+    assert scheduler.final(allocation).status == "succeeded", scheduler.read_log_text(allocation, "stderr")
+    return scheduler.read_log_text(allocation).splitlines()
 
 
 def test_a_task_opens_the_card_it_was_given_and_no_other(start, scheduler: SchedulerStandIn, cards, place: Path, tmp_path: Path):
@@ -60,7 +60,7 @@ def test_by_index_a_task_is_told_what_cuda_counts_for_it(
     script = 'echo "$CUDA_VISIBLE_DEVICES|$CUDA_DEVICE_ORDER|$CRATER_GPU_UUIDS|$CRATER_GPU_MEMORY_MIB|$NVIDIA_VISIBLE_DEVICES"'
     scheduler.give("a", ["sh", "-c", script], devices=grants, gpu_visible_devices=form)
     scheduler.final("a")
-    assert scheduler.read_log("a").text == f"{visible}|PCI_BUS_ID|GPU-3,GPU-2|81920|\n"
+    assert scheduler.read_log_text("a") == f"{visible}|PCI_BUS_ID|GPU-3,GPU-2|81920|\n"
 
 
 def test_any_task_has_what_programs_expect_and_nothing_of_the_machine(start, scheduler: SchedulerStandIn):
@@ -68,13 +68,13 @@ def test_any_task_has_what_programs_expect_and_nothing_of_the_machine(start, sch
     script = "head -c 1 /dev/zero /dev/urandom /dev/full > /dev/null && python3 -c 'import os; os.openpty()' && cat /dev/kmsg"
     scheduler.give("a", ["sh", "-c", script])
     assert scheduler.final("a").exit_code == 1
-    assert scheduler.read_log("a", "stderr").text == f"cat: /dev/kmsg: {REFUSED}\n"
+    assert scheduler.read_log_text("a", "stderr") == f"cat: /dev/kmsg: {REFUSED}\n"
 
 
 def test_what_a_task_may_open_is_seen_from_outside_of_it(start, scheduler: SchedulerStandIn):
     start()
     scheduler.give("a", ["sh", "-c", "echo $$; exec sleep 60"])
-    pid = int(poll_until(lambda: scheduler.read_log("a").text.strip()))
+    pid = int(poll_until(lambda: scheduler.read_log_text("a").strip()))
     inside = device_procs_files(pid)
     before = set(Path(inside[0]).read_text().split())
     assert may_open(inside, Path("/dev/zero")) is True

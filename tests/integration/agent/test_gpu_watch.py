@@ -96,7 +96,7 @@ def _whole(uuid: str) -> GrantView:
 
 
 def _pid(scheduler: SchedulerStandIn, allocation: str) -> int:
-    return int(poll_until(lambda: scheduler.read_log(allocation).text.strip(), what=f"the pid of {allocation}"))
+    return int(poll_until(lambda: scheduler.read_log_text(allocation).strip(), what=f"the pid of {allocation}"))
 
 
 def _device(scheduler: SchedulerStandIn, uuid: str) -> DeviceDeclaration:

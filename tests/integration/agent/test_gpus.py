@@ -202,7 +202,7 @@ def test_a_task_sees_its_own_cards_by_uuid(library: Path, place: Path, start, sc
         "a", ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $CRATER_GPU_COMPUTE_MILLI"'], devices=[grant]
     )
     scheduler.final("a")
-    assert scheduler.read_log("a").text == "GPU-b PCI_BUS_ID 500\n"
+    assert scheduler.read_log_text("a") == "GPU-b PCI_BUS_ID 500\n"
 
 
 def test_without_the_control_program_no_share_by_mps_is_offered(library: Path, place: Path, start, scheduler: SchedulerStandIn):

@@ -31,7 +31,7 @@ time.sleep(float(sys.argv[1]))
 
 
 def _pid_in_log(scheduler: SchedulerStandIn, allocation: str) -> int:
-    return int(poll_until(lambda: scheduler.running(allocation) and scheduler.read_log(allocation).text.strip()))
+    return int(poll_until(lambda: scheduler.running(allocation) and scheduler.read_log_text(allocation).strip()))
 
 
 def _is_gone(pid: int) -> bool:
@@ -81,7 +81,7 @@ def test_an_agent_without_rights_says_so_and_watches(start, scheduler: Scheduler
     end = scheduler.final("hog", 30)
     assert (end.reason.code.value, end.reason.facts["limit_bytes"]) == ("memory_exceeded", 64 * MIB)
     assert scheduler.final("loose").status == "succeeded"
-    assert _is_gone(int(scheduler.read_log("loose").text.strip()))
+    assert _is_gone(int(scheduler.read_log_text("loose").strip()))
 
 
 @pytest.mark.parametrize("cgroups", ["auto", "off"])
@@ -99,7 +99,7 @@ def test_what_a_task_leaves_behind_is_ended_before_its_end_is_told(start, schedu
     start(cgroups=cgroups)
     scheduler.give("a", [sys.executable, "-c", ESCAPES, "0.2"])
     assert scheduler.final("a").status == "succeeded"
-    assert _is_gone(int(scheduler.read_log("a").text.strip()))
+    assert _is_gone(int(scheduler.read_log_text("a").strip()))
 
 
 def test_a_child_with_another_environment_that_left_the_session_dies_too(start, scheduler: SchedulerStandIn):
@@ -108,7 +108,7 @@ def test_a_child_with_another_environment_that_left_the_session_dies_too(start, 
     script = f"env -i setsid {sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' & sleep 2.5"
     scheduler.give("a", ["sh", "-c", script])
     assert scheduler.final("a").status == "succeeded"
-    assert _is_gone(int(scheduler.read_log("a").text.strip()))
+    assert _is_gone(int(scheduler.read_log_text("a").strip()))
 
 
 def test_a_fork_bomb_is_held_and_ended(start, scheduler: SchedulerStandIn):
@@ -149,7 +149,7 @@ def test_whole_cores_are_its_own_where_the_operator_wants_that(start, scheduler:
 
     def cores(name: str, answers: int) -> list[int]:
         os.write(writers[name], b"?\n")
-        return json.loads(poll_until(lambda: scheduler.read_log(name).text.splitlines()[answers - 1 :])[0])
+        return json.loads(poll_until(lambda: scheduler.read_log_text(name).splitlines()[answers - 1 :])[0])
 
     everything = sorted(os.sched_getaffinity(0))
     scheduler.give("half", ["sh", "-c", f"exec {sys.executable} -c '{on}' < {place}/half"], cpu_milli=500)
@@ -184,7 +184,7 @@ def test_scratch_space_of_a_fixed_size_is_full_at_its_limit_and_the_end_says_so(
     agent = start(run_as="nobody")
     before = Path("/proc/mounts").read_text().count(str(agent.data_dir))
     scheduler.give("all", ["sh", "-c", "head -c 20000000 /dev/zero > fat && stat -c %U ."], disk_bytes=20_000_000)
-    assert scheduler.final("all", 20).status == "succeeded", scheduler.read_log("all", "stderr").text
+    assert scheduler.final("all", 20).status == "succeeded", scheduler.read_log_text("all", "stderr")
     assert scheduler.read_log_text("all") == "nobody\n"
     scheduler.give("more", ["sh", "-c", "sleep 2.2; head -c 40000000 /dev/zero > fat"], disk_bytes=20_000_000)
     end = scheduler.final("more", 20)
@@ -244,7 +244,7 @@ def test_a_task_cannot_read_what_the_agent_keeps(start, scheduler: SchedulerStan
         "a", ["sh", "-c", f"id -u; touch mine && ls -n mine; cat {agent.data_dir}/lease.json; kill -0 {agent.pid}; true"]
     )
     scheduler.final("a")
-    out, err = scheduler.read_log("a").text, scheduler.read_log("a", "stderr").text
+    out, err = scheduler.read_log_text("a"), scheduler.read_log_text("a", "stderr")
     assert out.splitlines()[0] == "65534"
     assert "65534" in out.splitlines()[1]
     assert "Permission denied" in err
@@ -254,7 +254,7 @@ def test_a_task_cannot_read_what_the_agent_keeps(start, scheduler: SchedulerStan
 def test_the_signal_that_ends_a_task_goes_to_its_children_too(start, scheduler: SchedulerStandIn):
     start()
     scheduler.give("a", ["sh", "-c", "sh -c \"trap 'echo child; exit' TERM; echo up; while :; do sleep 0.05; done\" & wait"])
-    poll_until(lambda: scheduler.running("a") and scheduler.read_log("a").text == "up\n")
+    poll_until(lambda: scheduler.running("a") and scheduler.read_log_text("a") == "up\n")
     scheduler.change("a", stop=True)
     end = scheduler.final("a")
     assert end.exit_code == 128 + signal.SIGTERM

@@ -23,7 +23,7 @@ def _run(scheduler: SchedulerStandIn, name: str, script: str, mounts: Mounts, **
     end = scheduler.final(name)
     if end.reason.code == "start_failed":
         return "", str(end.reason.facts["why"])
-    return scheduler.read_log(name).text, scheduler.read_log(name, "stderr").text
+    return scheduler.read_log_text(name), scheduler.read_log_text(name, "stderr")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_program_that_lies_in_the_data_runs_and_gains_no_privilege(start, sche
     start(mount_roots=[str(data)])
     scheduler.give("a", ["/crater-t/tool"], mounts=[_mount(data, "/crater-t")])
     assert scheduler.final("a").status == "succeeded"
-    assert scheduler.read_log("a").text.split() == ["NoNewPrivs:", "1"]
+    assert scheduler.read_log_text("a").split() == ["NoNewPrivs:", "1"]
 
 
 @as_root

@@ -45,7 +45,7 @@ def test_a_workload_outlives_its_agent_and_its_exit_code_is_kept(start, place: P
 def test_a_workload_that_still_runs_is_taken_over_and_can_be_stopped(start, scheduler: SchedulerStandIn):
     agent = start()
     scheduler.give("a", ["sh", "-c", "echo $$; exec sleep 600"])
-    pid = int(poll_until(lambda: scheduler.running("a") and scheduler.read_log("a").text))
+    pid = int(poll_until(lambda: scheduler.running("a") and scheduler.read_log_text("a")))
     agent.kill()
     heard = len(scheduler.reports)
     agent.restart()
@@ -151,7 +151,7 @@ def test_what_carries_the_mark_and_belongs_to_nobody_is_ended(start, place: Path
 def test_a_signal_stops_the_agent_and_not_its_workloads(start, scheduler: SchedulerStandIn, number: signal.Signals):
     agent = start()
     scheduler.give("a", ["sh", "-c", "echo $$; exec sleep 600"])
-    pid = int(poll_until(lambda: scheduler.running("a") and scheduler.read_log("a").text))
+    pid = int(poll_until(lambda: scheduler.running("a") and scheduler.read_log_text("a")))
     agent.process.send_signal(number)
     assert agent.process.wait(10) == 0
     assert Path(f"/proc/{pid}").exists()
@@ -163,7 +163,7 @@ def test_with_stop_workloads_on_exit_nothing_is_left(start, scheduler: Scheduler
     scheduler.give("a", ["sh", "-c", "trap 'echo bye; exit' TERM; echo $$; while :; do sleep 0.05; done"])
     scheduler.give("stubborn", ["sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done"], grace_ms=300)
     pids = [
-        int(poll_until(lambda name=name: scheduler.running(name) and scheduler.read_log(name).text)) for name in ("a", "stubborn")
+        int(poll_until(lambda name=name: scheduler.running(name) and scheduler.read_log_text(name))) for name in ("a", "stubborn")
     ]
     spawner = _spawner_pid(agent)
     assert agent.terminate() == 0

@@ -20,7 +20,7 @@ def test_a_process_runs_and_its_end_is_reported_after_its_start(scheduler: Sched
     scheduler.give("a", ["sh", "-c", "echo out; echo err >&2; exit 0"])
     assert scheduler.final("a").status == "succeeded"
     assert [report.status.value for report in scheduler.reports_of("a")] == ["running", "succeeded"]
-    assert (scheduler.read_log("a").text, scheduler.read_log("a", "stderr").text) == ("out\n", "err\n")
+    assert (scheduler.read_log_text("a"), scheduler.read_log_text("a", "stderr")) == ("out\n", "err\n")
 
 
 def test_an_exit_code_and_a_foreign_signal_are_told_apart(scheduler: SchedulerStandIn):
@@ -34,7 +34,7 @@ def test_an_exit_code_and_a_foreign_signal_are_told_apart(scheduler: SchedulerSt
 def test_the_environment_is_what_was_granted_and_nothing_of_the_agents(place, start, scheduler: SchedulerStandIn):
     scheduler.give("a", ["env"], env={"OWN": "1"}, ports=[20_001, 20_002], cpu_milli=3000, attempt=2)
     scheduler.final("a")
-    env = dict(line.split("=", 1) for line in scheduler.read_log("a").text.splitlines())
+    env = dict(line.split("=", 1) for line in scheduler.read_log_text("a").splitlines())
     assert env.pop("PATH").split(":")[0] == str(__import__("pathlib").Path(sys.executable).parent)
     for noise in ("PWD", "SHLVL", "_", "TZ"):
         env.pop(noise, None)
@@ -67,17 +67,17 @@ def test_no_descriptor_of_the_agent_reaches_a_task(scheduler: SchedulerStandIn):
         "a", [sys.executable, "-c", "import os; print(sorted(os.listdir('/proc/self/fd'))[:3], os.getsid(0) == os.getpid())"]
     )
     scheduler.final("a")
-    assert scheduler.read_log("a").text == "['0', '1', '2'] True\n"
+    assert scheduler.read_log_text("a") == "['0', '1', '2'] True\n"
     # The listing itself takes descriptor 3, and no more are there.
     scheduler.give("b", [sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd')))"])
     scheduler.final("b")
-    assert scheduler.read_log("b").text == "4\n"
+    assert scheduler.read_log_text("b") == "4\n"
 
 
 def test_the_port_stands_in_the_command(scheduler: SchedulerStandIn):
     scheduler.give("a", ["echo", "--port={port}", "{other}"], ports=[20_007])
     scheduler.final("a")
-    assert scheduler.read_log("a").text == "--port=20007 {other}\n"
+    assert scheduler.read_log_text("a") == "--port=20007 {other}\n"
 
 
 def test_a_simulated_gpu_is_hidden_from_cuda_and_said_to_be_simulated(scheduler: SchedulerStandIn):
@@ -86,7 +86,7 @@ def test_a_simulated_gpu_is_hidden_from_cuda_and_said_to_be_simulated(scheduler:
         "a", ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES|$CRATER_SIMULATED_GPU|$CRATER_GPU_MEMORY_MIB"'], devices=[grant]
     )
     scheduler.final("a")
-    assert scheduler.read_log("a").text == "|1|6144\n"
+    assert scheduler.read_log_text("a") == "|1|6144\n"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_a_port_that_somebody_listens_on_is_refused_so_that_the_scheduler_gives_
 
 def test_a_cancelled_task_may_clean_up_in_its_grace(scheduler: SchedulerStandIn):
     scheduler.give("a", ["sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; sleep 60 & wait"])
-    poll_until(lambda: scheduler.running("a") and scheduler.read_log("a").text == "up\n")
+    poll_until(lambda: scheduler.running("a") and scheduler.read_log_text("a") == "up\n")
     scheduler.change("a", stop=True)
     assert scheduler.final("a").status == "cancelled"
-    assert scheduler.read_log("a").text == "up\nbye\n"
+    assert scheduler.read_log_text("a") == "up\nbye\n"
 
 
 def test_what_ignores_the_request_is_killed_after_its_grace(scheduler: SchedulerStandIn):
     scheduler.give("a", ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"], grace_ms=300)
-    poll_until(lambda: scheduler.running("a") and scheduler.read_log("a").text == "up\n")
+    poll_until(lambda: scheduler.running("a") and scheduler.read_log_text("a") == "up\n")
     scheduler.change("a", stop=True)
     end = scheduler.final("a")
     assert (end.status.value, end.exit_code) == ("cancelled", 137)

@@ -43,7 +43,7 @@ def silence(port: int) -> Iterator[None]:
 
 
 def _pid(scheduler: SchedulerStandIn, allocation: str) -> int:
-    return int(poll_until(lambda: scheduler.running(allocation) and scheduler.read_log(allocation).text))
+    return int(poll_until(lambda: scheduler.running(allocation) and scheduler.read_log_text(allocation)))
 
 
 def _runs(pid: int) -> bool:

@@ -38,7 +38,7 @@ def run(
         name, ["python", "-m", "probe", *arguments], warm_preload=list(preload), working_dir=str(code), env={"OWN": "1"}, **more
     )
     scheduler.final(name)
-    text = scheduler.read_log(name).text
+    text = scheduler.read_log_text(name)
     return json.loads(text) if text else {}
 
 
@@ -79,7 +79,7 @@ def test_exit_codes_and_tracebacks_come_through(start, scheduler, code):
     assert (ended.status.value, ended.exit_code) == ("failed", 7)
     run(scheduler, code, "raised", "seven")
     assert scheduler.final("raised").exit_code == 1
-    assert "ValueError" in scheduler.read_log("raised", "stderr").text
+    assert "ValueError" in scheduler.read_log_text("raised", "stderr")
 
 
 def test_code_that_changes_is_never_run_from_an_old_template(start, scheduler, code):
