@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,3 +124,25 @@ def a_dagster(world: World, name: str, workspace: Path | None = None) -> Iterato
         yield running
     finally:
         running.close()
+
+
+@contextlib.contextmanager
+def a_code_server(file: Path, log: Path, port: int, context: Mapping[str, Any], *more: str) -> Iterator[None]:
+    """As an operator starts one for each code location, with its own container context."""
+    where = ["-f", str(file), "-d", str(file.parent), "-a", "defs", "-h", "127.0.0.1", "-p", str(port)]
+    own = ["--container-context", json.dumps({"crater": context}), *more]
+    command = [sys.executable, "-m", "dagster", "api", "grpc", *where, *own]
+    with log.open("wb") as output:
+        environment = {**os.environ, "DO_NOT_TRACK": "1"}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: _listens(port), 60, f"a code server at {port}; see {log}")
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -17,7 +17,7 @@ import yaml
 from agent_harness import AgentProcess, start_agent
 from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun
 from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._core.workspace.load_target import GrpcServerTarget, PythonFileTarget
 from harness import wait_until
 
 from crater_core.client import CraterClient
@@ -52,11 +52,14 @@ class World:
 
     @staticmethod
     @contextlib.contextmanager
-    def open(home: Path, client: CraterClient, file: Path = FILE) -> Iterator[World]:
-        with (
-            DagsterInstance.from_config(str(home)) as instance,
-            WorkspaceProcessContext(instance, PythonFileTarget(str(file), "defs", str(file.parent), "tests")) as workspace,
-        ):
+    def open(home: Path, client: CraterClient, file: Path = FILE, port: int | None = None) -> Iterator[World]:
+        """With `port`, the code location is the one that a server has there."""
+        target = (
+            PythonFileTarget(str(file), "defs", str(file.parent), "tests")
+            if port is None
+            else GrpcServerTarget("127.0.0.1", port, None, "tests")
+        )
+        with DagsterInstance.from_config(str(home)) as instance, WorkspaceProcessContext(instance, target) as workspace:
             yield World(home.parent, instance, workspace, client, file)
             servers = workspace._grpc_server_registry
         servers.wait_for_processes()

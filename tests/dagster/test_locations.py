@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from dagster import DagsterRun, RunsFilter
-from dagster_service import END_AT_ONCE, Dagster, a_dagster
+from dagster_service import END_AT_ONCE, Dagster, a_code_server, a_dagster
 from dagster_world import World
 from harness import free_port, wait_until
 
@@ -25,22 +19,6 @@ from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG
 
 MIB = 1024**2
 IMAGES = {"maps": "maps-pipelines:7", "texts": "registry.example/texts:2"}
-
-
-@contextlib.contextmanager
-def _a_code_server(world: World, log: Path, port: int, context: dict[str, Any], *more: str) -> Iterator[None]:
-    """As an operator starts one for each code location, with its own container context."""
-    where = ["-f", str(world.file), "-d", str(world.file.parent), "-a", "defs", "-h", "127.0.0.1", "-p", str(port)]
-    own = ["--container-context", json.dumps({"crater": context}), *more]
-    command = [sys.executable, "-m", "dagster", "api", "grpc", *where, *own]
-    with log.open("wb") as output:
-        environment = {**os.environ, "DO_NOT_TRACK": "1"}
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +34,7 @@ def dagster(rules_world: World, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for name, context in contexts.items():
             port = free_port()
             image = ("--container-image", IMAGES[name]) if name in IMAGES else ()
-            stack.enter_context(_a_code_server(rules_world, place / f"{name}.log", port, context, *image))
+            stack.enter_context(a_code_server(rules_world.file, place / f"{name}.log", port, context, *image))
             servers.append({"grpc_server": {"host": "127.0.0.1", "port": port, "location_name": name}})
         workspace = place / "workspace.yaml"
         workspace.write_text(yaml.safe_dump({"load_from": servers}))
@@ -112,7 +90,7 @@ def test_another_locations_options_are_another_locations(dagster: Dagster):
 
 
 def test_two_locations_with_an_image_each_have_their_runs_ask_for_their_own_image(dagster: Dagster):
-    """These nodes run no containers, so the run workers wait, and say for what. (That containers run is the agent's tests'.)"""
+    """These nodes run no containers, so the run workers wait, and say for what. (That containers run is for test_images.py.)"""
     world = dagster.world
     for location, image in IMAGES.items():
         run_id = dagster.launch("holding", location, tags={"gate": "/nowhere"})

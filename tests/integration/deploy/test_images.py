@@ -19,12 +19,11 @@ import httpx
 import pytest
 import yaml
 from agent_harness import poll_until
+from base_image import CHANGES, as_layer, make_tree
 from docker_world import DockerWorld
 
 from crater_agent.directories import group_name
 from crater_core.service.auth import hash_of
-
-from .base_image import CHANGES, as_layer, make_tree
 
 ROOT = Path(__file__).parents[3]
 CONTEXT = ("crater_core", "crater_dagster", "agent", "pyproject.toml", "README.md", "LICENSE", "constraints.txt", "deploy")
