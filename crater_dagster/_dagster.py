@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from dagster import AssetMaterialization, DagsterInstance, DagsterRun, MetadataValue
@@ -140,11 +141,13 @@ def code_module(run: DagsterRun) -> str | None:
 
 # In a template and in a worker process
 
-_preloaded: list[DagsterInstance] = []
+_preloaded: list[tuple[DagsterInstance, list[Any]]] = []
+"""This node's instance as the template opened it, with the engines that `keep_connections` gave for it."""
 
 
-def preload() -> None:
-    """Import what workers need and open this node's instance once. Its storages keep no connection open, so none is left."""
+def preload(modules: Sequence[str]) -> None:
+    """Import what workers need, open this node's instance, and go once through what every worker does: much of Dagster is made at
+    its first use, which forks then find made. `modules` are the code locations'. No connection and no thread is left."""
     import dagster._cli.api
     import dagster._core.execution.api
     import dagster._core.execution.plan.execute_plan
@@ -154,24 +157,70 @@ def preload() -> None:
     if worker_environment_problem():
         return
     instance = DagsterInstance.get()
-    instance.get_runs_count()
-    _preloaded[:] = [instance]
+    engines = keep_connections(instance)
+    _rehearse(instance, bool(engines))
+    for name in modules:
+        with suppress(Exception):  # A worker tells what is wrong with the code, where somebody reads it.
+            _load_definitions(name)
+    _close_files()
+    for engine in engines:
+        engine.dispose()
+    _preloaded[:] = [(instance, engines)]
+
+
+def _rehearse(instance: DagsterInstance, on_a_server: bool) -> None:
+    from dagster import job, op
+
+    instance.get_run_records(limit=1)
+    if on_a_server:
+        with _inner(instance.event_log_storage, "event_log_storage").index_connection() as connection:
+            connection.exec_driver_sql("select 1")
+
+    @op
+    def nothing() -> None: ...
+
+    @job
+    def rehearsal() -> None:
+        nothing()
+
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    with DagsterInstance.ephemeral() as nowhere:
+        rehearsal.execute_in_process(instance=nowhere, run_config=quiet)
+
+
+def _load_definitions(module: str) -> None:
+    """As a worker does. What a `Definitions` is made into stays with it; a function that gives one imports what it needs."""
+    from dagster._core.code_pointer import ModuleCodePointer
+    from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext
+    from dagster._core.definitions.reconstruct import reconstruct_repository_def_from_pointer
+    from dagster._core.workspace.autodiscovery import loadable_targets_from_loaded_module
+
+    before = DefinitionsLoadContext._instance
+    try:
+        for target in loadable_targets_from_loaded_module(sys.modules[module]):
+            reconstruct_repository_def_from_pointer(ModuleCodePointer(module, target.attribute, None))
+    finally:
+        DefinitionsLoadContext._instance = before
 
 
 def open_instance() -> AbstractContextManager[DagsterInstance]:
     """This node's instance: the template's, in a fork of one, else a new one."""
-    return nullcontext(_preloaded[0]) if _preloaded else DagsterInstance.get()
+    return nullcontext(_preloaded[0][0]) if _preloaded else DagsterInstance.get()
 
 
 def keep_connections(instance: DagsterInstance) -> list[Any]:
     """Have the storages keep a database connection between two uses, as Dagster's web server does; a connection for each
     event costs ten times the event. The SQLAlchemy engines that keep one to a server now; none for SQLite."""
+    for known, engines in _preloaded:
+        if known is instance:
+            return engines
     instance.optimize_for_webserver(statement_timeout=STATEMENT_TIMEOUT_MS, pool_recycle=3600, max_overflow=20)
-    events = _inner(instance.event_log_storage, "event_log_storage")
-    engines = [getattr(part, "_engine", None) for part in (_inner(instance.run_storage, "run_storage"), events)]
+    runs, events = _inner(instance.run_storage, "run_storage"), _inner(instance.event_log_storage, "event_log_storage")
+    engines = [getattr(part, "_engine", None) for part in (runs, events)]
     engines = [engine for engine in engines if hasattr(engine, "dispose")]
-    files = _keep_files_open(events)
-    os.register_at_fork(after_in_child=lambda: [engine.dispose(close=False) for engine in (*engines, *files.values())])
+    _keep_run_file_open(runs)
+    _keep_event_files_open(events)
+    os.register_at_fork(after_in_child=lambda: [engine.dispose(close=False) for engine in (*engines, *_files.values())])
     return engines
 
 
@@ -182,33 +231,51 @@ def writes_in_turn(instance: DagsterInstance) -> bool:
     return isinstance(_inner(instance.event_log_storage, "event_log_storage"), SqliteEventLogStorage)
 
 
-def _keep_files_open(storage: Any) -> dict[str, Any]:
-    """The engines by which a SQLite event log is written from now on, by file, as they come to be; empty for another storage.
+_files: dict[str, Any] = {}
+"""The engines that keep SQLite files open, by URL, as they come to be."""
 
-    Dagster makes an engine and opens the file for each event. Whoever closes a file last also merges its write-ahead log
-    into it, which waits for the disk: twice as long as the event itself.
-    """
-    from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+def _close_files() -> None:
+    for engine in _files.values():
+        engine.dispose()
+
+
+def _file(url: str) -> Any:
     from sqlalchemy import create_engine
 
-    engines: dict[str, Any] = {}
+    if url not in _files:
+        _files[url] = create_engine(url, pool_size=1, connect_args={"timeout": SQLITE_TIMEOUT_S})
+    return _files[url]
+
+
+def _keep_run_file_open(storage: Any) -> None:
+    """Dagster makes an engine for each use of a SQLite run storage, which then translates each statement anew."""
+    from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
+
+    if type(storage) is SqliteRunStorage:
+        storage.connect = lambda: _file(storage._conn_string).begin()  # type: ignore[method-assign]
+
+
+def _keep_event_files_open(storage: Any) -> None:
+    """Dagster makes an engine and opens the file of a SQLite event log for each event. Whoever closes a file last also merges its
+    write-ahead log into it, which waits for the disk: twice as long as the event itself.
+    """
+    from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
     if not isinstance(storage, SqliteEventLogStorage):
-        return engines
+        return
     opened_anew = storage._connect
 
     @contextmanager
     def connect(shard: str) -> Iterator[Any]:
-        if shard not in engines:
-            if not os.path.exists(storage.path_for_shard(shard)):  # noqa: PTH110
-                with opened_anew(shard):
-                    """Makes the tables."""
-            url = storage.conn_string_for_shard(shard)
-            engines[shard] = create_engine(url, pool_size=1, connect_args={"timeout": SQLITE_TIMEOUT_S})
-        with storage._db_lock, engines[shard].begin() as connection:
+        url = storage.conn_string_for_shard(shard)
+        if url not in _files and not os.path.exists(storage.path_for_shard(shard)):  # noqa: PTH110
+            with opened_anew(shard):
+                """Makes the tables."""
+        with storage._db_lock, _file(url).begin() as connection:
             yield connection
 
     storage._connect = connect  # type: ignore[method-assign]
-    return engines
 
 
 def capture_interrupts() -> AbstractContextManager[None]:

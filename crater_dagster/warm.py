@@ -24,4 +24,4 @@ def preload_of(run: DagsterRun, options: Mapping[str, Any]) -> list[str] | None:
     module = code_module(run)
     if not _WORDS[text] or options.get("image"):
         return None
-    return ["crater_dagster.preload", *([module] if module else [])]
+    return [*([module] if module else []), "crater_dagster.preload"]
