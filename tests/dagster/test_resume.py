@@ -10,6 +10,8 @@ from dagster import DagsterEventType
 from dagster_world import World
 from harness import wait_until
 
+from crater_dagster._dagster import RunFailureReason
+
 
 def _lose_the_worker_and_resume(world: World, run_id: str) -> None:
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
@@ -71,6 +73,9 @@ def test_steps_that_were_skipped_failed_left_out_or_mapped_stay_what_they_became
     _lose_the_worker_and_resume(rules_world, run_id)
     (tmp_path / "gate").touch()
     assert rules_world.finish(run_id) == "FAILURE"
+    # For the step that failed before, and not because the run could not be taken over.
+    (end,) = rules_world.events(run_id, DagsterEventType.RUN_FAILURE)
+    assert end.job_failure_data.failure_reason is RunFailureReason.STEP_FAILURE, rules_world.story(run_id)
     steps = lambda kind: sorted(event.step_key or "" for event in rules_world.events(run_id, kind))  # noqa: E731
     done = ["adds_up", "holds_on_to", "makes_two", "passes_on[one]", "passes_on[two]", "says_yes"]
     assert steps(DagsterEventType.STEP_SUCCESS) == done, rules_world.story(run_id)
