@@ -64,7 +64,7 @@ def eats() -> None:
 
 @dg.op(tags=crater_tags(cpu=0.9, memory="300MiB", on_oom={"factor": 2, "memory_max": "700MiB"}, members=2))
 def eats_some() -> None:
-    held = os.urandom(1024) * 1024 * 260
+    held = os.urandom(1024) * 1024 * 330
     print(len(held))
 
 
