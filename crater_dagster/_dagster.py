@@ -89,10 +89,8 @@ def has_final_event(instance: DagsterInstance, run_id: str, step_key: str) -> bo
 def events_after(
     instance: DagsterInstance, run_id: str, number: int, known: Collection[int], limit: int
 ) -> list[tuple[int, DagsterEvent]]:
-    """The first `limit` of the run's events with higher numbers in the event log, in order, but for the `known` ones.
-
-    Dagster's own call reads known ones again: on a database where many write at once that is most of the work.
-    """
+    """The first `limit` of the run's events with higher numbers in the event log, in order, but for the `known` ones, which
+    Dagster's own call would read again."""
     from dagster._core.events.log import EventLogEntry
     from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
     from sqlalchemy import select
@@ -105,8 +103,8 @@ def events_after(
         query = query.where(columns.id.not_in(known))
     with _inner(instance.event_log_storage, "event_log_storage").run_connection(run_id) as connection:
         rows = connection.execute(query.order_by(columns.id).limit(limit)).fetchall()
-    entries = [(number, deserialize_value(text, EventLogEntry).dagster_event) for number, text in rows]
-    return [(number, event) for number, event in entries if event is not None]
+    found = [(row, deserialize_value(text, EventLogEntry).dagster_event) for row, text in rows]
+    return [(row, event) for row, event in found if event is not None]
 
 
 def report_step_event(

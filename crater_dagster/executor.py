@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dagster import DagsterInstance, DagsterRun, Field, IntSource, MetadataValue, StringSource, executor
@@ -127,8 +128,7 @@ class CraterExecutor(StepDelegatingExecutor):
     def _pop_events(self, instance: DagsterInstance, run_id: str, seen_storage_ids: set[int]) -> Sequence[DagsterEvent]:
         self._handler.follow()
         if self._events is None:
-            fetch = lambda number, known, limit: events_after(instance, run_id, number, known, limit)  # noqa: E731
-            self._events = RunEvents(fetch, writes_in_turn(instance))
+            self._events = RunEvents(partial(events_after, instance, run_id), writes_in_turn(instance))
         return [event for event in self._events.new() if self._handler.take_in(event)]
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, Any, None]:
