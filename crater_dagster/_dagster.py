@@ -246,6 +246,18 @@ def _file(url: str) -> Any:
     return _files[url]
 
 
+def _has_all_tables(engine: Any) -> bool:
+    """Of a SQLite event log that another process may be making just now: Dagster stamps the schema's version last."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT count(*) FROM alembic_version")).scalar() > 0
+    except OperationalError:
+        return False
+
+
 def _keep_run_file_open(storage: Any) -> None:
     """Dagster makes an engine for each use of a SQLite run storage, which then translates each statement anew."""
     from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
@@ -262,14 +274,16 @@ def _keep_event_files_open(storage: Any) -> None:
 
     if not isinstance(storage, SqliteEventLogStorage):
         return
-    opened_anew = storage._connect
+    opened_anew, complete = storage._connect, set[str]()
 
     @contextmanager
     def connect(shard: str) -> Iterator[Any]:
         url = storage.conn_string_for_shard(shard)
-        if url not in _files and not os.path.exists(storage.path_for_shard(shard)):  # noqa: PTH110
-            with opened_anew(shard):
-                """Makes the tables."""
+        if url not in complete:
+            if not (os.path.exists(storage.path_for_shard(shard)) and _has_all_tables(_file(url))):  # noqa: PTH110
+                with opened_anew(shard):
+                    """Makes the tables, or waits for another process that does so."""
+            complete.add(url)
         with storage._db_lock, _file(url).begin() as connection:
             yield connection
 

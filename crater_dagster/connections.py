@@ -33,16 +33,17 @@ def _close_idle(engines: Sequence[Any], idle_s: float, over: threading.Event) ->
     used = dict.fromkeys(engines, True)
 
     def note(engine: Any) -> None:
-        def checked_out(*_: Any) -> None:
+        def given(*_: Any) -> None:
             used[engine] = True
 
-        event.listen(engine, "checkout", checked_out)
+        event.listen(engine, "checkout", given)
+        event.listen(engine, "checkin", given)
 
     for engine in engines:
         note(engine)
     while not over.wait(idle_s):
         for engine in engines:
-            # One in use just now is closed when it is given back; the next use opens a new one.
-            if not used[engine]:
+            # One that is in use would outlive its pool until the garbage is collected; the next use opens a new one.
+            if not used[engine] and not engine.pool.checkedout():
                 engine.dispose()
             used[engine] = False

@@ -251,6 +251,8 @@ class CraterStepHandler(StepHandler):
 
     def finish(self) -> None:
         if hasattr(self, "_client"):
+            for key, view in self._tasks.ending():
+                ship(self._instance, self._run.run_id, key[0], view.id, None)
             self._say_later()
             self._client.close()
 

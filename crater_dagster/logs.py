@@ -199,8 +199,9 @@ class CraterComputeLogManager(ComputeLogManager[DagsterInstance], ConfigurableCl
             self._shipper = Shipper(self._target, lambda: client_of(self._instance, self._config, retry_for_s=SHIP_RETRY_S))
         return self._shipper
 
-    def ship(self, run_id: str, step_key: str | None, task: str, allocation: str) -> None:
-        """Have the output of an attempt that has ended copied, in the background. Without a configured place: nothing."""
+    def ship(self, run_id: str, step_key: str | None, task: str, allocation: str | None) -> None:
+        """Have the output of an attempt that has ended copied, in the background; without `allocation` that of the task's
+        last attempt, once it has ended. Without a configured place: nothing."""
         created_s = self._created_s(run_id) if self._target is not None else None
         if self.shipper is not None and created_s is not None:
             self.shipper.put(Copy(step_key, day_of(created_s), run_id, task, allocation))

@@ -26,6 +26,8 @@ STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 MAX_BYTES = 32 * 1024**2
 PART_BYTES = 1024**2
 QUEUE_MAX = 10_000
+ENDING_S = 45.0
+"""How long is waited for the end of a process that is on its way out."""
 _SAFE = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MISSING = "fsspec is not installed: pip install 'crater-dagster[logs]'"
 
@@ -160,14 +162,16 @@ class Copy:
     day: date
     run_id: str
     task: str
-    allocation: str
+    allocation: str | None
+    """None for the task's last one, which is just ending."""
 
 
 # For who follows tasks, whatever log manager the instance has
 
 
-def ship(instance: DagsterInstance, run_id: str, step_key: str | None, task: str, allocation: str) -> None:
-    """Have the output of an attempt that has ended copied, where the instance's log manager has a place for it."""
+def ship(instance: DagsterInstance, run_id: str, step_key: str | None, task: str, allocation: str | None) -> None:
+    """Have the output of an attempt that has ended copied, where the instance's log manager has a place for it. Without
+    `allocation` it is that of the task's last attempt, once it has ended."""
     manager = instance.compute_log_manager
     if isinstance(manager, Ships):
         manager.ship(run_id, step_key, task, allocation)
@@ -192,7 +196,7 @@ class Ships(Protocol):
     @property
     def shipper(self) -> Shipper | None: ...
 
-    def ship(self, run_id: str, step_key: str | None, task: str, allocation: str) -> None: ...
+    def ship(self, run_id: str, step_key: str | None, task: str, allocation: str | None) -> None: ...
 
 
 class Shipper:
@@ -250,10 +254,13 @@ class Shipper:
 
     def _copy(self, copy: Copy) -> None:
         shipped = Shipped(self.target)
-        folder = self.target.folder(copy.day, copy.run_id, copy.task, copy.allocation)
         with self._make_client() as client:
+            allocation = copy.allocation or client.wait(copy.task, ENDING_S).allocation
+            if allocation is None:
+                return  # It ended before it began.
+            folder = self.target.folder(copy.day, copy.run_id, copy.task, allocation)
             for stream in STREAMS:
-                offset, content = end_of(client, copy.task, copy.allocation, stream, self.target.max_bytes)
+                offset, content = end_of(client, copy.task, allocation, stream, self.target.max_bytes)
                 shipped.write(folder, stream, offset, content)
         if copy.step_key is None:
             shipped.remove_expired(datetime.now(UTC).date())

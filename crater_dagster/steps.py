@@ -29,6 +29,7 @@ class StepTask:
     refused: CraterError | None = None
     settled: bool = False
     """Its end has been taken in by Dagster."""
+    told_to_stop: bool = False
 
     @property
     def ended(self) -> bool:
@@ -78,6 +79,14 @@ class StepTasks:
         for key, task in self._tasks.items():
             if key[0] == step_key:
                 task.settled = True
+
+    def ending(self) -> list[tuple[Key, TaskView]]:
+        """Those whose process is not known to have ended, though Dagster has seen the step's end, or asked for it."""
+        return [
+            (key, task.view)
+            for key, task in self._tasks.items()
+            if task.view is not None and not task.ended and (task.settled or task.told_to_stop)
+        ]
 
     def unreachable_s(self) -> float:
         return time.monotonic() - self._unreachable_since_s if self._unreachable_since_s is not None else 0.0
@@ -174,4 +183,5 @@ class StepTasks:
             self._outbox.remove(task)
             task.refused = InvalidRequest("it was cancelled before it was submitted", reason="cancelled")
         elif task.view is not None:
+            task.told_to_stop = True
             task.view = self._client.cancel(task.view.id, why)

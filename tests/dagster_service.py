@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 from dagster_world import World
-from harness import free_port, wait_until
+from harness import PATIENCE_S, free_port, wait_until
 
 _LAUNCHED = "{ __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message} }"
 LAUNCH = f"mutation ($params: ExecutionParams!) {{ launchRun(executionParams: $params) {_LAUNCHED} }}"
@@ -120,7 +120,7 @@ def _run_id(launched: dict[str, Any]) -> str:
 def a_dagster(world: World, name: str, workspace: Path | None = None) -> Iterator[Dagster]:
     running = Dagster(world, name, workspace)
     try:
-        wait_until(running.ready, 60, "the web server has loaded the code location")
+        wait_until(running.ready, PATIENCE_S, "the web server has loaded the code location")
         yield running
     finally:
         running.close()
@@ -136,7 +136,7 @@ def a_code_server(file: Path, log: Path, port: int, context: Mapping[str, Any], 
         environment = {**os.environ, "DO_NOT_TRACK": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
-        wait_until(lambda: _listens(port), 60, f"a code server at {port}; see {log}")
+        wait_until(lambda: _listens(port), PATIENCE_S, f"a code server at {port}; see {log}")
         yield
     finally:
         os.killpg(process.pid, signal.SIGTERM)

@@ -18,7 +18,7 @@ from agent_harness import AgentProcess, start_agent
 from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import GrpcServerTarget, PythonFileTarget
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 
 from crater_core.client import CraterClient
 from crater_core.wire.tasks import TaskView
@@ -92,7 +92,7 @@ class World:
         assert found is not None
         return found
 
-    def finish(self, run_id: str, timeout_s: float = 60.0) -> str:
+    def finish(self, run_id: str, timeout_s: float = PATIENCE_S) -> str:
         """The final status; the whole story when there is none in time."""
         until = time.monotonic() + timeout_s
         while not self.run(run_id).is_finished:
@@ -129,7 +129,7 @@ class World:
         """Of a step, once it has been submitted."""
         wanted = {"crater/role": "step", "dagster/step_key": step_key}
         found = lambda: next(self.client.tasks(group=f"dagster-run:{run_id}", labels=wanted), None)  # noqa: E731
-        return wait_until(found, 60, f"a task of {step_key}")
+        return wait_until(found, PATIENCE_S, f"a task of {step_key}")
 
     def worker_pid(self, run_id: str, step_key: str | None) -> int:
         """The process of a step, or of the run worker, as its node wrote it down."""
@@ -166,6 +166,18 @@ class World:
             lines.append(f"task {task.name} {task.status} {task.reason.message if task.reason else ''}")
             with contextlib.suppress(Exception):
                 lines.append(self.client.logs(task.id, "stderr").data.decode()[-3000:])
+        return "\n".join(lines)
+
+    def told(self) -> str:
+        """For who looks at a test that failed: the stories of the last two runs, and every task that has not ended."""
+        lines = []
+        for run in self.instance.get_runs(limit=2):
+            lines += [f"run {run.run_id} of {run.job_name}: {run.status.value}", self.story(run.run_id)]
+        for task in self.client.tasks():
+            if not task.ended:
+                lines.append(
+                    f"live: {task.group} {task.name} {task.status} on {task.node}: {task.reason and task.reason.message}"
+                )
         return "\n".join(lines)
 
 

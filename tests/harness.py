@@ -28,6 +28,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+PATIENCE_S = 150.0
+"""For what begins with cold starts of Python and Dagster: seconds on an idle machine, more than a minute on one that is full."""
+
+
 def wait_until(done: Callable[[], Any], timeout_s: float = 10.0, what: str = "") -> Any:
     """The first true answer of `done`, asked again and again for a bounded time."""
     until = time.monotonic() + timeout_s

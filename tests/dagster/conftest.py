@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from dagster_world import World, a_home, a_node, load
-from harness import SchedulerProcess, start_scheduler, wait_until
+from harness import PATIENCE_S, SchedulerProcess, start_scheduler, wait_until
 
 from crater_core.client import CraterClient
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longer than two waits of a test may last, so that it is a wait that tells what did not happen."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE_S + 60))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails tells what its runs went through, and what else the nodes had to do."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, World):
+                report.sections.append((f"The last runs and the live tasks of {name}", value.told()))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +51,7 @@ def cluster(place: Path, scheduler: SchedulerProcess) -> Iterator[CraterClient]:
     agents = [a_node(place, scheduler.url, "n-left", "left", True), a_node(place, scheduler.url, "n-right", "right", False)]
     client = CraterClient(scheduler.url)
     try:
-        wait_until(lambda: client.health().nodes_ready == 2, 30, "two nodes")
+        wait_until(lambda: client.health().nodes_ready == 2, PATIENCE_S, "two nodes")
         yield client
     finally:
         client.close()

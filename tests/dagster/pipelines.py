@@ -91,6 +91,17 @@ def succeeds_then_dies(context: dg.OpExecutionContext) -> int:
     return 4
 
 
+@dg.op(tags=crater_tags(**SMALL))
+def leaves_slowly() -> None:
+    """As a library that writes its last lines while the interpreter is taken apart."""
+
+    def farewell() -> None:
+        time.sleep(1.5)
+        print("last words", flush=True)
+
+    atexit.register(farewell)
+
+
 @dg.op(tags=crater_tags(memory="8000GiB"))
 def asks_too_much() -> None: ...
 
@@ -203,6 +214,11 @@ def silent_in_one_process():
 def dying_late():
     after(succeeds_then_dies())
     waits_for_a_file()
+
+
+@dg.job(executor_def=crater_executor)
+def leaving_slowly():
+    leaves_slowly()
 
 
 @dg.job(executor_def=crater_executor)
@@ -374,6 +390,7 @@ defs = dg.Definitions(
         silent,
         silent_in_one_process,
         dying_late,
+        leaving_slowly,
         killed,
         impossible,
         slow,

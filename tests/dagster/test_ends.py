@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import DagsterEventType
 from dagster_world import World
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 
 from crater_core.wire.tasks import TaskView
 from crater_dagster import CraterRunLauncher
@@ -29,9 +29,9 @@ def test_a_step_whose_process_fails_after_its_success_was_written_stays_a_succes
     gate = tmp_path / "gate"
     ops = {"succeeds_then_dies": {"config": {"how": how}}, "waits_for_a_file": {"config": {"wait_for": str(gate)}}}
     run_id = world.launch("dying_late", {"ops": ops})
-    task = wait_until(lambda: _if_ended(world.task_once(run_id, "succeeds_then_dies")), 60, "its process has ended")
+    task = wait_until(lambda: _if_ended(world.task_once(run_id, "succeeds_then_dies")), PATIENCE_S, "its process has ended")
     assert (task.status, task.reason and task.reason.code) == ("failed", code)
-    wait_until(lambda: _if_ended(world.task_once(run_id, "after")), 60, "the step that needs it has ended")
+    wait_until(lambda: _if_ended(world.task_once(run_id, "after")), PATIENCE_S, "the step that needs it has ended")
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended, 10, "the run worker's end is known")
     world.resume(run_id, 1)
@@ -73,7 +73,7 @@ def test_a_run_worker_that_leaves_with_exit_code_0_before_its_run_has_ended_fail
 
 def test_a_run_worker_that_left_with_exit_code_0_is_failed_to_run_monitoring(world: World):
     run_id = world.launch("silent_in_one_process")
-    wait_until(lambda: world.task_of(run_id, None).ended, 30, "the worker has left")
+    wait_until(lambda: world.task_of(run_id, None).ended, PATIENCE_S, "the worker has left")
     assert world.task_of(run_id, None).status == "succeeded"
     health = world.launcher.check_run_worker_health(world.run(run_id))
     assert world.run(run_id).status.value == "STARTED"
@@ -107,7 +107,7 @@ def test_a_run_worker_that_starts_after_its_run_is_over_starts_nothing_and_ends_
         wait_until(lambda: any("run worker waits" in text for text in world.messages(run_id)), 10, "it waits")
         launcher.dispose()
         world.instance.report_run_failed(world.run(run_id), "it was not started in time")
-    task = wait_until(lambda: _if_ended(world.task_of(run_id, None)), 30, "the worker has ended")
+    task = wait_until(lambda: _if_ended(world.task_of(run_id, None)), PATIENCE_S, "the worker has ended")
     assert task.status == "succeeded", world.story(run_id)
     assert b"is over (FAILURE)" in world.client.logs(task.id, "stderr").data
     assert [task.labels["crater/role"] for task in world.tasks(run_id)] == ["run"]
@@ -118,13 +118,13 @@ def test_a_run_worker_that_starts_after_its_run_is_over_starts_nothing_and_ends_
 def test_a_step_that_starts_after_its_run_is_over_does_not_begin(world: World, tmp_path: Path):
     gate = tmp_path / "gate"
     run_id = world.launch("interrupted", {"ops": {"waits_for_a_file": {"config": {"wait_for": str(gate)}}}})
-    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_START), 30, "the first step has started")
+    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_START), PATIENCE_S, "the first step has started")
     with _nodes_that_take_nothing(world):
         gate.touch()
         world.task_once(run_id, "after")
         # As a person does who marks it as canceled at once.
         world.instance.report_run_canceled(world.run(run_id))
-    task = wait_until(lambda: _if_ended(world.task_of(run_id, "after")), 30, "the step's task has ended")
+    task = wait_until(lambda: _if_ended(world.task_of(run_id, "after")), PATIENCE_S, "the step's task has ended")
     assert b"is over (CANCELED)" in world.client.logs(task.id, "stderr").data
     assert [event.step_key for event in world.events(run_id, DagsterEventType.STEP_START)] == ["waits_for_a_file"]
     assert world.run(run_id).status.value == "CANCELED"

@@ -14,7 +14,7 @@ from dagster import DagsterEventType
 from dagster_service import a_code_server
 from dagster_world import FIRST_PORT, World, a_home
 from docker_world import DockerWorld
-from harness import SchedulerProcess, free_port, wait_until
+from harness import PATIENCE_S, SchedulerProcess, free_port, wait_until
 
 from crater_core.client import CraterClient
 from crater_dagster import crater_tags
@@ -68,7 +68,7 @@ def box(place: Path, scheduler: SchedulerProcess, cluster: CraterClient, engine:
         ports={"first": FIRST_PORT + 180, "count": 20},
     )
     try:
-        wait_until(lambda: cluster.health().nodes_ready == 3, 30, "the third node")
+        wait_until(lambda: cluster.health().nodes_ready == 3, PATIENCE_S, "the third node")
         with (
             a_code_server(code, home / "code.log", port, {"python": "python3"}, "--container-image", IMAGE),
             World.open(home, cluster, code, port) as world,
@@ -116,7 +116,7 @@ def test_a_step_in_a_container_that_takes_too_much_memory_fails_with_the_numbers
 def test_terminating_the_run_leaves_no_container(box: World, engine: DockerWorld, place: Path):
     mark = place / "boxes" / "mark"
     run_id = box.launch("long", tags={"mark": str(mark)})
-    wait_until(mark.exists, 60, "the step runs")
+    wait_until(mark.exists, PATIENCE_S, "the step runs")
     assert len(_containers(engine, box, run_id)) == 2
     assert box.launcher.terminate(run_id)
     assert box.finish(run_id) == "CANCELED", box.story(run_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInvalidConfigError, DagsterRunStatus
 from dagster_world import World, a_home
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 
 from crater_core.errors import CraterError
 from crater_dagster import CraterRunLauncher
@@ -95,7 +95,9 @@ def test_a_run_worker_that_waits_says_why_once_and_can_be_terminated(world: Worl
 
 def test_a_step_that_waits_says_why_with_the_next_step_to_take(world: World):
     run_id = world.launch("waiting")
-    wait_until(lambda: any("waits: No ready node has the labels" in text for text in world.messages(run_id)), 60, "the reason")
+    wait_until(
+        lambda: any("waits: No ready node has the labels" in text for text in world.messages(run_id)), PATIENCE_S, "the reason"
+    )
     assert any("label a node in its agent.yaml" in text for text in world.messages(run_id))
     assert world.launcher.terminate(run_id) is True
     assert world.finish(run_id, 15) == "CANCELED"

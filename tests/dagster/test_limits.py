@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster import DagsterEventType
 from dagster_world import World
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 
 from crater_dagster.reasons import FAILURE_TAG
 
@@ -16,7 +16,7 @@ def _begin(world: World, job: str, gate: Path, started: int, **executor: Any) ->
     """A run whose steps wait for the gate, once so many of them have begun."""
     run_id = world.launch(job, {"execution": {"config": executor}}, {"gate": str(gate)})
     begun = lambda: len(world.events(run_id, DagsterEventType.STEP_START)) >= started  # noqa: E731
-    wait_until(begun, 60, f"{started} step(s) of {job} have begun")
+    wait_until(begun, PATIENCE_S, f"{started} step(s) of {job} have begun")
     return run_id
 
 
@@ -57,7 +57,7 @@ def test_a_pool_of_one_slot_lets_one_step_of_all_runs_be_asked_for(rules_world: 
     first = _begin(rules_world, "pooling", tmp_path / "gate", 1)
     second = rules_world.launch("pooling", tags={"gate": str(tmp_path / "gate")})
     blocked = lambda: any("blocked by" in text for text in rules_world.messages(second))  # noqa: E731
-    wait_until(blocked, 60, "the second run is told what it waits for")
+    wait_until(blocked, PATIENCE_S, "the second run is told what it waits for")
     assert (len(_steps(rules_world, first)), _steps(rules_world, second)) == (1, set())
     assert rules_world.launcher.terminate(second)
     assert rules_world.finish(second, 30) == "CANCELED"

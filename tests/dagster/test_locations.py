@@ -11,7 +11,7 @@ import yaml
 from dagster import DagsterRun, RunsFilter
 from dagster_service import END_AT_ONCE, Dagster, a_code_server, a_dagster
 from dagster_world import World
-from harness import free_port, wait_until
+from harness import PATIENCE_S, free_port, wait_until
 
 from crater_core.wire.tasks import TaskView
 from crater_dagster import crater_tags
@@ -42,7 +42,7 @@ def dagster(rules_world: World, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def _end(dagster: Dagster, run_id: str) -> str:
-    wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE", "CANCELED"), 90, "the run has ended")
+    wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE", "CANCELED"), PATIENCE_S, "the run has ended")
     return dagster.status(run_id)
 
 
@@ -95,7 +95,7 @@ def test_two_locations_with_an_image_each_have_their_runs_ask_for_their_own_imag
     for location, image in IMAGES.items():
         run_id = dagster.launch("holding", location, tags={"gate": "/nowhere"})
         waits = lambda run_id=run_id: [text for text in world.messages(run_id) if "The run worker waits" in text]  # noqa: E731
-        (told,) = wait_until(waits, 60, "its run worker waits")
+        (told,) = wait_until(waits, PATIENCE_S, "its run worker waits")
         assert "a node that runs docker tasks" in told
         worker = world.task_of(run_id, None)
         assert (worker.image, worker.project, worker.command[0]) == (image, location, "/usr/bin/python3")
@@ -116,7 +116,7 @@ def test_a_failed_run_is_begun_anew_by_run_retries_from_where_it_failed(dagster:
     marks = tmp_path / "marks"
     parent = dagster.launch("late_in_the_first_run", "vision", tags={"marks": str(marks), "dagster/max_retries": "1"})
     assert _end(dagster, parent) == "FAILURE", world.story(parent)
-    again = wait_until(lambda: _made_from(world, parent), 60, "the daemon has begun it anew").run_id
+    again = wait_until(lambda: _made_from(world, parent), PATIENCE_S, "the daemon has begun it anew").run_id
     assert _end(dagster, again) == "SUCCESS", world.story(again)
     _check_the_second_half(world, parent, again, marks)
     assert world.run(again).tags["dagster/retry_number"] == "1"

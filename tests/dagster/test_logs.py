@@ -10,7 +10,7 @@ import pytest
 from dagster import DagsterEventType
 from dagster._core.storage.compute_log_manager import CapturedLogData
 from dagster_world import World
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 
 from crater_dagster import CraterComputeLogManager
 from crater_dagster.logs import named_in
@@ -54,7 +54,7 @@ def test_a_reader_sees_output_while_the_step_runs_and_is_told_of_the_end(
 ):
     mark = tmp_path / "mark"
     run_id = logging_world.launch("speaking", {"ops": {"speaks": {"config": {"wait_for": str(mark)}}}})
-    wait_until(lambda: logging_world.events(run_id, DagsterEventType.LOGS_CAPTURED), 60, "the step runs")
+    wait_until(lambda: logging_world.events(run_id, DagsterEventType.LOGS_CAPTURED), PATIENCE_S, "the step runs")
     seen: list[bytes] = []
     ended = threading.Event()
     subscription = manager.subscribe(_key(logging_world, run_id, manager, "speaks"))

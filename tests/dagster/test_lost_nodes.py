@@ -11,7 +11,7 @@ import pytest
 from agent_harness import AgentProcess
 from dagster import DagsterEventType
 from dagster_world import World, a_home, a_node
-from harness import start_scheduler, wait_until
+from harness import PATIENCE_S, start_scheduler, wait_until
 
 from crater_core.client import CraterClient
 from crater_dagster.reasons import FAILED_STEP_TAG, FAILURE_TAG
@@ -30,13 +30,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, dic
         for side in ("left", "right"):
             agents[f"n-{side}"] = a_node(place, scheduler.url, f"n-{side}", side, False)
             stack.callback(agents[f"n-{side}"].stop)
-        wait_until(lambda: client.health().nodes_ready == 2, 30, "two nodes")
+        wait_until(lambda: client.health().nodes_ready == 2, PATIENCE_S, "two nodes")
         yield stack.enter_context(World.open(a_home(place, scheduler.url, "dagster"), client)), agents
 
 
 def _begin(world: World, mark: Path, job: str = "surviving", op: str = "lives_twice") -> str:
     run_id = world.launch(job, {"ops": {op: {"config": {"mark": str(mark)}}}})
-    wait_until(lambda: mark.exists() and mark.read_text().endswith("\n"), 60, "the step runs")
+    wait_until(lambda: mark.exists() and mark.read_text().endswith("\n"), PATIENCE_S, "the step runs")
     return run_id
 
 
@@ -55,14 +55,14 @@ def test_a_step_on_a_lost_node_runs_again_elsewhere_without_using_a_retry(
     run_id = _begin(world, tmp_path / "mark")
     first = world.task_of(run_id, "lives_twice").node or ""
     agents[first].kill()
-    wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, 60, "it runs again")
+    wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, PATIENCE_S, "it runs again")
     lives = _end(world, run_id, tmp_path / "mark")
     agents[first].restart()
     second = world.task_of(run_id, "lives_twice")
     assert lives == [f"{first} 0", f"{second.node} 0"]
     assert second.node != first
     assert second.attempt == 2
-    wait_until(lambda: world.client.health().nodes_ready == 2, 30, "two nodes again")
+    wait_until(lambda: world.client.health().nodes_ready == 2, PATIENCE_S, "two nodes again")
 
 
 def test_a_run_worker_on_a_lost_node_goes_on_elsewhere_and_its_step_never_notices(
@@ -73,9 +73,9 @@ def test_a_run_worker_on_a_lost_node_goes_on_elsewhere_and_its_step_never_notice
     run_id = _begin(world, tmp_path / "mark")
     worker, step = world.task_of(run_id, None), world.task_of(run_id, "lives_twice")
     agents[worker.node or ""].kill()
-    wait_until(lambda: world.task_of(run_id, None).attempt == 2, 60, "the run worker starts again")
+    wait_until(lambda: world.task_of(run_id, None).attempt == 2, PATIENCE_S, "the run worker starts again")
     if worker.node == step.node:
-        wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, 60, "the step runs again")
+        wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, PATIENCE_S, "the step runs again")
     lives = _end(world, run_id, tmp_path / "mark")
     agents[worker.node or ""].restart()
     assert len(lives) == (2 if worker.node == step.node else 1)
@@ -106,7 +106,7 @@ def test_a_preempted_step_runs_again_without_using_a_retry_and_says_for_whom_it_
     run_id = _begin(world, tmp_path / "mark")
     first = world.task_of(run_id, "lives_twice").node or ""
     by = _take_the_node(world, first)
-    wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, 60, "it runs again")
+    wait_until(lambda: len((tmp_path / "mark").read_text().splitlines()) == 2, PATIENCE_S, "it runs again")
     lives = _end(world, run_id, tmp_path / "mark")
     task = world.task_of(run_id, "lives_twice")
     assert lives == [f"{first} 0", f"{task.node} 0"]
@@ -143,4 +143,4 @@ def test_a_step_that_may_not_run_elsewhere_fails_when_its_node_is_given_up(
     assert f"The node {node} has not been heard from for" in world.failure(run_id)
     assert world.run(run_id).tags[FAILURE_TAG] == "node_lost"
     assert world.run(run_id).tags[FAILED_STEP_TAG] == "stays_where_it_is"
-    wait_until(lambda: world.client.health().nodes_ready == 2, 30, "two nodes again")
+    wait_until(lambda: world.client.health().nodes_ready == 2, PATIENCE_S, "two nodes again")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from dagster import AssetKey
 from dagster_world import World
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 
 from crater_core.model.units import show_bytes
 
@@ -86,7 +86,7 @@ def test_a_program_without_pipes_fails_unless_it_is_said_to_be_one(world: World)
 def test_terminating_the_run_ends_the_program(world: World, tmp_path: Path):
     mark = tmp_path / "mark"
     run_id = world.launch("pipes_lasts", _config("lasts", mark))
-    pid = int(wait_until(lambda: mark.exists() and mark.read_text(), 60, "the program runs"))
+    pid = int(wait_until(lambda: mark.exists() and mark.read_text(), PATIENCE_S, "the program runs"))
     assert world.instance.run_launcher.terminate(run_id) is True
     assert world.finish(run_id, 15) == "CANCELED"
     world.no_task_lives(run_id)
@@ -96,12 +96,12 @@ def test_terminating_the_run_ends_the_program(world: World, tmp_path: Path):
 def test_a_run_worker_and_a_step_that_are_killed_find_the_program_again(world: World, tmp_path: Path):
     mark = tmp_path / "mark"
     run_id = world.launch("pipes_lasts", _config("lasts", mark))
-    wait_until(lambda: mark.exists() and mark.read_text(), 60, "the program runs")
+    wait_until(lambda: mark.exists() and mark.read_text(), PATIENCE_S, "the program runs")
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     os.kill(world.worker_pid(run_id, "lasts"), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended and world.task_of(run_id, "lasts").ended, 10, "both are gone")
     world.resume(run_id, 1)
-    wait_until(lambda: any("Reattached" in text for text in world.log_texts(run_id)), 60, "the program is found again")
+    wait_until(lambda: any("Reattached" in text for text in world.log_texts(run_id)), PATIENCE_S, "the program is found again")
     mark.with_suffix(".end").touch()
     assert world.finish(run_id) == "SUCCESS", world.story(run_id)
     assert len(mark.read_text().split()) == 1

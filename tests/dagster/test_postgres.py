@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from dagster import DagsterEventType
 from dagster_service import a_dagster
 from dagster_world import World, a_home
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 from postgres_server import PostgresServer, a_postgres
 from sqlalchemy import create_engine, text
 
@@ -52,7 +54,7 @@ def test_a_run_on_postgresql_succeeds_with_steps_on_two_nodes(pg_world: World):
 
 def test_a_run_on_postgresql_that_is_terminated_leaves_no_task(pg_world: World):
     run_id = pg_world.launch("slow_in_one_process")
-    wait_until(lambda: pg_world.run(run_id).status.value == "STARTED", 30, "the run has started")
+    wait_until(lambda: pg_world.run(run_id).status.value == "STARTED", PATIENCE_S, "the run has started")
     assert pg_world.instance.run_launcher.terminate(run_id)
     assert pg_world.finish(run_id) == "CANCELED", pg_world.story(run_id)
     pg_world.no_task_lives(run_id)
@@ -81,7 +83,7 @@ def test_the_databases_password_is_in_no_submission_no_command_line_and_no_store
     gate = tmp_path / "gate"
     config = {"ops": {"waits_for_a_file": {"config": {"wait_for": str(gate)}}}}
     run_id = pg_world.launch("interrupted", config, {"crater/warm": "off"})
-    wait_until(lambda: pg_world.events(run_id, DagsterEventType.STEP_START), 60, "the first step has started")
+    wait_until(lambda: pg_world.events(run_id, DagsterEventType.STEP_START), PATIENCE_S, "the first step has started")
     secret = PASSWORD.encode()
     for step in (None, "waits_for_a_file"):
         process = Path(f"/proc/{pg_world.worker_pid(run_id, step)}")
@@ -100,7 +102,7 @@ def test_the_databases_password_is_in_no_submission_no_command_line_and_no_store
 def test_daemon_and_web_server_on_postgresql_take_a_run_from_the_queue_to_its_output(pg_world: World):
     with a_dagster(pg_world, "postgres") as dagster:
         run_id = dagster.launch("loop")
-        wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE"), 60, "the run has ended")
+        wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE"), PATIENCE_S, "the run has ended")
         assert dagster.status(run_id) == "SUCCESS", pg_world.story(run_id)
         assert "left speaks on stdout" in dagster.stdout(run_id, "left")
     kinds = [event.event_type_value for event in pg_world.events(run_id)]
@@ -139,7 +141,7 @@ def test_an_event_that_becomes_visible_after_a_later_one_is_not_missed(pg_world:
 
 
 def _connections(postgres: PostgresServer) -> int:
-    return int(postgres.query("kept", "select count(*) from pg_stat_activity where application_name = 'kept'")[0][0])
+    return int(postgres.query("postgres", "select count(*) from pg_stat_activity where application_name = 'kept'")[0][0])
 
 
 def test_a_kept_connection_is_closed_when_idle_and_opened_again_when_needed(postgres: PostgresServer):
@@ -154,4 +156,19 @@ def test_a_kept_connection_is_closed_when_idle_and_opened_again_when_needed(post
                 assert _connections(postgres) == 1
             wait_until(lambda: _connections(postgres) == 0, 10, "the idle connection is closed")
     assert threading.active_count() == threads
+    engine.dispose()
+
+
+def test_a_connection_that_was_in_use_for_long_is_closed_when_idle_too(postgres: PostgresServer):
+    engine = create_engine(
+        postgres.create_database("used"), pool_size=1, connect_args={"application_name": "kept"}, isolation_level="AUTOCOMMIT"
+    )
+    gc.disable()  # The garbage collector would close what has been lost, some time.
+    try:
+        with kept_connections([engine], idle_s=0.1):
+            with engine.connect():
+                time.sleep(1)
+            wait_until(lambda: _connections(postgres) == 0, 10, "the idle connection is closed")
+    finally:
+        gc.enable()
     engine.dispose()

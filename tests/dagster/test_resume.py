@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagster import DagsterEventType
 from dagster_world import World
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 
 from crater_dagster._dagster import RunFailureReason
 
@@ -21,7 +21,7 @@ def _lose_the_worker_and_resume(world: World, run_id: str) -> None:
 
 def _runs(world: World, run_id: str, step: str) -> None:
     started = lambda: step in {event.step_key for event in world.events(run_id, DagsterEventType.STEP_START)}  # noqa: E731
-    wait_until(started, 60, f"{step} runs")
+    wait_until(started, PATIENCE_S, f"{step} runs")
 
 
 def test_a_step_that_was_retried_after_a_delay_is_not_waited_for_again(rules_world: World, tmp_path: Path):
@@ -40,7 +40,7 @@ def test_a_step_that_ended_needs_no_slot_of_a_pool_that_another_run_holds_by_now
     run_id = world.launch("through_the_pool", tags={"gate": str(gates[0])})
     _runs(world, run_id, "holds_on_to")
     other = world.launch("pooling", tags={"gate": str(gates[1])})
-    wait_until(lambda: world.events(other, DagsterEventType.STEP_START), 60, "the other run holds the slot")
+    wait_until(lambda: world.events(other, DagsterEventType.STEP_START), PATIENCE_S, "the other run holds the slot")
     _lose_the_worker_and_resume(world, run_id)
     gates[0].touch()
     assert world.finish(run_id) == "SUCCESS", world.story(run_id)
@@ -52,10 +52,10 @@ def test_a_step_that_ended_needs_no_slot_of_a_pool_that_another_run_holds_by_now
 
 def test_the_limit_of_steps_at_once_holds_after_it_too(rules_world: World, tmp_path: Path):
     run_id = rules_world.launch("holding", {"execution": {"config": {"max_concurrent": 2}}}, {"gate": str(tmp_path / "gate")})
-    wait_until(lambda: len(rules_world.events(run_id, DagsterEventType.STEP_START)) == 2, 60, "two steps run")
+    wait_until(lambda: len(rules_world.events(run_id, DagsterEventType.STEP_START)) == 2, PATIENCE_S, "two steps run")
     _lose_the_worker_and_resume(rules_world, run_id)
     asked = lambda: sum("Checking on status" in text for text in rules_world.messages(run_id)) == 2  # noqa: E731
-    wait_until(asked, 60, "both are asked after")
+    wait_until(asked, PATIENCE_S, "both are asked after")
     (tmp_path / "gate").touch()
     assert rules_world.finish(run_id) == "SUCCESS", rules_world.story(run_id)
     # By the order in the log: a third step is handed out only when one of two has ended.
@@ -72,8 +72,8 @@ def test_the_limit_of_steps_at_once_holds_after_it_too(rules_world: World, tmp_p
 def test_steps_that_were_skipped_failed_left_out_or_mapped_stay_what_they_became(rules_world: World, tmp_path: Path):
     run_id = rules_world.launch("of_every_kind", tags={"gate": str(tmp_path / "gate")})
     _runs(rules_world, run_id, "holds_on_to")
-    wait_until(lambda: len(rules_world.events(run_id, DagsterEventType.STEP_SKIPPED)) == 2, 60, "two steps are skipped")
-    wait_until(lambda: rules_world.events(run_id, DagsterEventType.STEP_FAILURE), 60, "one has failed")
+    wait_until(lambda: len(rules_world.events(run_id, DagsterEventType.STEP_SKIPPED)) == 2, PATIENCE_S, "two steps are skipped")
+    wait_until(lambda: rules_world.events(run_id, DagsterEventType.STEP_FAILURE), PATIENCE_S, "one has failed")
     _lose_the_worker_and_resume(rules_world, run_id)
     (tmp_path / "gate").touch()
     assert rules_world.finish(run_id) == "FAILURE"

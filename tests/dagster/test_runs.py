@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from dagster import AssetKey, DagsterEventType
 from dagster_world import World
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 
 from crater_dagster.reasons import FAILURE_TAG
 
@@ -141,7 +141,7 @@ def test_a_request_no_node_could_ever_meet_fails_the_step_with_the_numbers(world
 def test_terminating_a_run_ends_its_whole_tree(world: World, tmp_path: Path):
     mark = tmp_path / "pid"
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(mark)}}}})
-    pid = int(wait_until(lambda: mark.exists() and mark.read_text(), 30, "the step runs"))
+    pid = int(wait_until(lambda: mark.exists() and mark.read_text(), PATIENCE_S, "the step runs"))
     assert world.instance.run_launcher.terminate(run_id) is True
     assert world.finish(run_id, 10) == "CANCELED"
     assert not any("Unexpected exception" in message for message in world.messages(run_id)), world.story(run_id)
@@ -155,7 +155,7 @@ def test_a_run_finishes_although_the_scheduler_was_killed_in_the_middle(
 ):
     gate = tmp_path / "gate"
     run_id = world.launch("interrupted", {"ops": {"waits_for_a_file": {"config": {"wait_for": str(gate)}}}})
-    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_START), 30, "the first step started")
+    wait_until(lambda: world.events(run_id, DagsterEventType.STEP_START), PATIENCE_S, "the first step started")
     scheduler.kill()
     gate.touch()
     wait_until(lambda: world.events(run_id, DagsterEventType.STEP_SUCCESS), 15, "the first step ended meanwhile")
@@ -167,7 +167,7 @@ def test_a_run_finishes_although_the_scheduler_was_killed_in_the_middle(
 
 def test_a_killed_run_worker_is_failed_to_run_monitoring_with_the_reason(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
-    wait_until((tmp_path / "pid").exists, 30, "the step runs")
+    wait_until((tmp_path / "pid").exists, PATIENCE_S, "the step runs")
     assert world.launcher.check_run_worker_health(world.run(run_id)).status.value == "RUNNING"
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
@@ -187,7 +187,7 @@ def test_a_killed_run_worker_is_failed_to_run_monitoring_with_the_reason(world: 
 def test_a_resumed_run_worker_finds_its_step_still_running(world: World, tmp_path: Path):
     mark = tmp_path / "mark"
     run_id = world.launch("surviving", {"ops": {"lives_twice": {"config": {"mark": str(mark)}}}})
-    wait_until(lambda: mark.exists() and mark.read_text(), 60, "the step runs")
+    wait_until(lambda: mark.exists() and mark.read_text(), PATIENCE_S, "the step runs")
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     wait_until(lambda: world.task_of(run_id, None).ended, 10, "the worker's end is known")
     world.resume(run_id, 1)
@@ -199,7 +199,7 @@ def test_a_resumed_run_worker_finds_its_step_still_running(world: World, tmp_pat
 def test_without_resume_a_killed_run_worker_fails_its_run_at_once_and_ends_its_steps(logging_world: World, tmp_path: Path):
     world = logging_world
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
-    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    wait_until((tmp_path / "pid").exists, PATIENCE_S, "the step runs")
     os.kill(world.worker_pid(run_id, None), signal.SIGKILL)
     assert world.finish(run_id, 15) == "FAILURE"
     assert world.run(run_id).tags["crater/failure_reason"] == "signalled"
@@ -216,7 +216,7 @@ def test_a_run_worker_that_cannot_be_started_fails_its_run_with_the_reason(world
 
 def test_a_run_worker_that_a_person_cancels_ends_its_run_as_canceled_with_the_name(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
-    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    wait_until((tmp_path / "pid").exists, PATIENCE_S, "the step runs")
     world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
     assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
     assert any("cancelled by local: no longer wanted" in (event.message or "") for event in world.events(run_id))
@@ -227,7 +227,7 @@ def test_a_run_worker_that_a_person_cancels_ends_its_run_as_canceled_with_the_na
 def test_a_run_in_one_process_that_a_person_cancels_is_canceled(world: World, tmp_path: Path):
     mark = tmp_path / "pid"
     run_id = world.launch("sleeping_in_one_process", {"ops": {"sleeps": {"config": {"mark": str(mark)}}}})
-    wait_until(mark.exists, 60, "the step runs")
+    wait_until(mark.exists, PATIENCE_S, "the step runs")
     world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
     assert world.finish(run_id, 20) == "CANCELED", world.story(run_id)
     assert any("cancelled by local: no longer wanted" in (event.message or "") for event in world.events(run_id))
@@ -235,10 +235,10 @@ def test_a_run_in_one_process_that_a_person_cancels_is_canceled(world: World, tm
 
 def test_a_cancelled_run_worker_that_could_write_no_end_is_neither_resumed_nor_failed(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
-    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    wait_until((tmp_path / "pid").exists, PATIENCE_S, "the step runs")
     os.kill(world.worker_pid(run_id, None), signal.SIGSTOP)
     world.client.cancel(world.task_of(run_id, None).id, "no longer wanted")
-    wait_until(lambda: world.task_of(run_id, None).ended, 60, "it is killed after its grace")
+    wait_until(lambda: world.task_of(run_id, None).ended, PATIENCE_S, "it is killed after its grace")
     assert world.launcher.check_run_worker_health(world.run(run_id)).status.value == "SUCCESS"
     assert world.run(run_id).status.value == "CANCELED", world.story(run_id)
     world.no_task_lives(run_id)
@@ -246,7 +246,7 @@ def test_a_cancelled_run_worker_that_could_write_no_end_is_neither_resumed_nor_f
 
 def test_a_step_task_that_a_person_cancels_fails_its_step_with_the_name(world: World, tmp_path: Path):
     run_id = world.launch("sleeping", {"ops": {"sleeps": {"config": {"mark": str(tmp_path / "pid")}}}})
-    wait_until((tmp_path / "pid").exists, 60, "the step runs")
+    wait_until((tmp_path / "pid").exists, PATIENCE_S, "the step runs")
     world.client.cancel(world.task_of(run_id, "sleeps").id, "no longer wanted")
     assert world.finish(run_id, 20) == "FAILURE", world.story(run_id)
     assert "It was cancelled by local: no longer wanted" in world.failure(run_id)

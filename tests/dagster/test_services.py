@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 from dagster_world import World
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 
 from crater_core.clock import ManualClock
 from crater_core.lifecycle.autoscale import AutoscaleRule, AutoscaleState
@@ -47,7 +47,7 @@ def test_the_sensor_scales_the_service_and_says_why(world: World):
     clock = ManualClock(1_000_000)
     sensor = build_autoscale_sensor("served", rule, clock=clock)
     cursor = AutoscaleState().to_text()
-    wait_until(lambda: world.client.service("served").cpu_percent is not None, 30, "a sample of the replicas")
+    wait_until(lambda: world.client.service("served").cpu_percent is not None, PATIENCE_S, "a sample of the replicas")
     result = _tick(world, sensor, cursor)
     assert "3 is outside of 1 to 2 replicas" in _why(result)
     assert world.client.service("served").replicas == 2

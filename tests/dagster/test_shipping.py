@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from dagster import DagsterEventType
 from dagster_world import World, a_home
-from harness import SchedulerProcess, wait_until
+from harness import PATIENCE_S, SchedulerProcess, wait_until
 
 from crater_core.client import CraterClient
 from crater_core.errors import BadConfiguration
@@ -58,7 +58,7 @@ def test_output_of_each_step_and_of_the_worker_is_copied_and_read_when_the_node_
     (copies / "2001-01-01" / "old").mkdir(parents=True)
     run_id = shipping_world.launch("loop")
     assert shipping_world.finish(run_id) == "SUCCESS", shipping_world.story(run_id)
-    wait_until(lambda: shipping_world.task_of(run_id, None).ended, 30, "the worker has copied what there is")
+    wait_until(lambda: shipping_world.task_of(run_id, None).ended, PATIENCE_S, "the worker has copied what there is")
     step, worker = shipping_world.task_of(run_id, "left"), shipping_world.task_of(run_id, None)
     assert b"left speaks on stdout" in _copy(copies, run_id, step, "stdout")
     assert b"RUN_SUCCESS" in _copy(copies, run_id, worker, "stderr")
@@ -77,8 +77,16 @@ def test_output_of_each_step_and_of_the_worker_is_copied_and_read_when_the_node_
 def test_output_of_a_step_that_was_killed_is_copied(shipping_world: World, copies: Path):
     run_id = shipping_world.launch("killed")
     assert shipping_world.finish(run_id) == "FAILURE"
-    wait_until(lambda: shipping_world.task_of(run_id, None).ended, 30, "the worker has copied what there is")
+    wait_until(lambda: shipping_world.task_of(run_id, None).ended, PATIENCE_S, "the worker has copied what there is")
     assert b"STEP_START" in _copy(copies, run_id, shipping_world.task_of(run_id, "dies"), "stderr")
+
+
+def test_output_of_a_step_whose_process_ends_after_the_run_is_copied_whole(shipping_world: World, copies: Path):
+    run_id = shipping_world.launch("leaving_slowly")
+    assert shipping_world.finish(run_id) == "SUCCESS", shipping_world.story(run_id)
+    assert not shipping_world.task_of(run_id, "leaves_slowly").ended
+    wait_until(lambda: shipping_world.task_of(run_id, None).ended, PATIENCE_S, "the worker has copied what there is")
+    assert b"last words" in _copy(copies, run_id, shipping_world.task_of(run_id, "leaves_slowly"), "stdout")
 
 
 def test_a_place_that_fails_is_a_warning_with_the_reason_and_fails_no_step(shipping_world: World, copies: Path):
@@ -87,7 +95,7 @@ def test_a_place_that_fails_is_a_warning_with_the_reason_and_fails_no_step(shipp
     try:
         run_id = shipping_world.launch("loop")
         assert shipping_world.finish(run_id) == "SUCCESS", shipping_world.story(run_id)
-        wait_until(lambda: shipping_world.task_of(run_id, None).ended, 30, "the worker has tried")
+        wait_until(lambda: shipping_world.task_of(run_id, None).ended, PATIENCE_S, "the worker has tried")
     finally:
         copies.unlink()
     entries = shipping_world.instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dagster_service import TERMINATE, Dagster, a_dagster
 from dagster_world import World
-from harness import wait_until
+from harness import PATIENCE_S, wait_until
 from playwright.sync_api import Page, expect, sync_playwright
 
 
@@ -24,6 +24,7 @@ def page() -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"])
         shown = browser.new_page(viewport={"width": 1500, "height": 900})
         shown.set_default_timeout(30_000)
+        expect.set_options(timeout=30_000)
         yield shown
         browser.close()
 
@@ -32,7 +33,7 @@ def page() -> Iterator[Page]:
 def finished(dagster: Dagster) -> str:
     """A run that was launched as the launchpad does: through the queue, by the daemon."""
     run_id = dagster.launch("loop")
-    wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE"), 60, "the run has ended")
+    wait_until(lambda: dagster.status(run_id) in ("SUCCESS", "FAILURE"), PATIENCE_S, "the run has ended")
     assert dagster.status(run_id) == "SUCCESS", dagster.world.story(run_id)
     return run_id
 
@@ -44,10 +45,10 @@ def test_a_run_from_the_launchpad_goes_through_queue_and_daemon_to_the_nodes(dag
 
 def test_the_output_of_a_step_is_read_while_it_runs_and_the_run_ends_on_request(dagster: Dagster):
     run_id = dagster.launch("talking")
-    wait_until(lambda: "line 0" in dagster.stdout(run_id, "talks"), 60, "the step's first line")
+    wait_until(lambda: "line 0" in dagster.stdout(run_id, "talks"), PATIENCE_S, "the step's first line")
     assert dagster.status(run_id) == "STARTED"
     assert dagster.ask(TERMINATE, run=run_id)["terminateRun"]["__typename"] == "TerminateRunSuccess"
-    wait_until(lambda: dagster.status(run_id) == "CANCELED", 30, "the run is canceled")
+    wait_until(lambda: dagster.status(run_id) == "CANCELED", PATIENCE_S, "the run is canceled")
     dagster.world.no_task_lives(run_id)
 
 
@@ -64,7 +65,7 @@ def test_the_run_page_shows_steps_events_and_output(dagster: Dagster, page: Page
 
 def test_the_run_page_says_why_a_step_was_killed_with_the_numbers(dagster: Dagster, page: Page):
     run_id = dagster.launch("hungry")
-    wait_until(lambda: dagster.status(run_id) == "FAILURE", 60, "the run has failed")
+    wait_until(lambda: dagster.status(run_id) == "FAILURE", PATIENCE_S, "the run has failed")
     page.goto(f"{dagster.url}/runs/{run_id}")
     expect(page.get_by_text("limit 300 MiB").first).to_be_visible()
     page.get_by_text("View tags and config").click()
