@@ -184,4 +184,4 @@ class StepTasks:
             task.refused = InvalidRequest("it was cancelled before it was submitted", reason="cancelled")
         elif task.view is not None:
             task.told_to_stop = True
-            task.view = self._client.cancel(task.view.id, why)
+            self._take(task, self._client.cancel(task.view.id, why))

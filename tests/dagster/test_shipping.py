@@ -89,6 +89,16 @@ def test_output_of_a_step_whose_process_ends_after_the_run_is_copied_whole(shipp
     assert b"last words" in _copy(copies, run_id, shipping_world.task_of(run_id, "leaves_slowly"), "stdout")
 
 
+def test_output_of_a_step_that_is_cancelled_with_its_run_is_copied(shipping_world: World, copies: Path):
+    run_id = shipping_world.launch("talking")
+    wait_until(lambda: shipping_world.events(run_id, DagsterEventType.LOGS_CAPTURED), PATIENCE_S, "the step runs")
+    wait_until(lambda: b"line 0" in shipping_world.captured(run_id)[0], PATIENCE_S, "it has spoken")
+    assert shipping_world.launcher.terminate(run_id) is True
+    assert shipping_world.finish(run_id) == "CANCELED", shipping_world.story(run_id)
+    wait_until(lambda: shipping_world.task_of(run_id, None).ended, 60, "the worker has copied what there is")
+    assert b"line 0" in _copy(copies, run_id, shipping_world.task_of(run_id, "talks"), "stdout")
+
+
 def test_a_place_that_fails_is_a_warning_with_the_reason_and_fails_no_step(shipping_world: World, copies: Path):
     shutil.rmtree(copies, ignore_errors=True)
     copies.write_text("a file, where a folder should be")
