@@ -30,6 +30,7 @@ OPTION_FIELDS = {
     "quota_policy": _optional(StringSource, "The quota policy to count under."),
     "strategy": _optional(StringSource, "How a node is chosen."),
     "time_limit": _optional(StringSource, 'Stopped after this long: "30m", "2h".'),
+    "checkpoint_every": _optional(StringSource, 'It saves its work so often: "10m"; "0s": when told to stop.'),
     "gpu_idle_stop": _optional(StringSource, 'Stopped when none of its GPUs was used for this long: "30m".'),
     "gpu_visible_devices": _optional(StringSource, "CUDA_VISIBLE_DEVICES by uuid (default) or index."),
     "grace": _optional(StringSource, "From SIGTERM to SIGKILL."),

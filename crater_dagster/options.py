@@ -31,6 +31,7 @@ OPTIONS = (
     "quota_policy",
     "strategy",
     "time_limit",
+    "checkpoint_every",
     "gpu_idle_stop",
     "gpu_visible_devices",
     "grace",

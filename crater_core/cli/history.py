@@ -70,6 +70,7 @@ def row_of(task: TaskView) -> dict[str, Any]:
         # A MIG slice is replayed as a share of a card, as large as it is.
         "gpu_types": "|".join(name for name in task.gpu_types if not names_slice(name)),
         "quota_policy": task.quota_policy or "",
+        "checkpoint_every_ms": "" if task.checkpoint_every_ms is None else task.checkpoint_every_ms,
         "time_limit_ms": "" if task.time_limit_ms is None else task.time_limit_ms,
         "started_at_ms": "" if task.started_at_ms is None else task.started_at_ms,
         "ended_at_ms": "" if task.ended_at_ms is None else task.ended_at_ms,

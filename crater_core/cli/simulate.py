@@ -50,6 +50,9 @@ def simulate(
             help="What is known of run times: true limits; those rounded up by a quarter at most; what past tasks tell; nothing."
         ),
     ] = "rounded",
+    checkpoint_every: Annotated[
+        str | None, option("TIME", "Tasks save their work so often, and go on from there when stopped; 0s: when stopped.")
+    ] = None,
     gpus_per_node: Annotated[int, option("COUNT", "Of nodes that are made.", min=0, max=64)] = 8,
     cores_per_node: Annotated[int, option("COUNT", "Of nodes that are made.", min=1, max=4096)] = 64,
     memory_per_node: Annotated[int, option("GIB", "Of nodes that are made.", min=1, max=65_536)] = 512,
@@ -78,6 +81,10 @@ def simulate(
     file, count = _nodes(nodes)
     shape = Shape(count, gpus_per_node, cores_per_node * 1000, memory_per_node * 1024**3, round(load * 1000))
     read = _read(trace, file, shape)
+    if checkpoint_every is not None:
+        from crater_core.simulation import with_checkpoints
+
+        read = with_checkpoints(read, _duration_ms(checkpoint_every, "checkpoint_every"))
     if experiment == "fill":
         _show_fills(read, chosen, seeds, as_json)
     else:
@@ -132,6 +139,13 @@ def _with(settings: Settings, key: str, value: str, pair: str) -> Settings:
         raise InvalidRequest(f"--policy {pair}: {error}", field="policy") from None
     keys = "passing, partition, short_first, hold_after, reservations, preempt_min_run, reclaim_after"
     raise InvalidRequest(f"--policy {pair}: not a key with a value that it takes; keys are {keys}", field="policy")
+
+
+def _duration_ms(text: str, field: str) -> int:
+    try:
+        return parse_duration_ms(text, field)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field=field) from None
 
 
 def _at_least_0(value: int) -> int:
@@ -263,7 +277,7 @@ def _replayed(trace: Trace, policy: Policy, ends: Ends, told: Progress) -> Outco
 def _replay_table(results: list[Outcome]) -> Any:
     from crater_core.simulation.figures import facts_of
 
-    right = ("TASKS", "HELD", "USED", "FRAGMENTED", "MEAN WAIT", "P50", "P95", "PREEMPTED", "FAIRNESS")
+    right = ("TASKS", "HELD", "USED", "FRAGMENTED", "TO START", "MEAN WAIT", "P50", "P95", "PREEMPTED", "FAIRNESS")
     shown = table("POLICY", *right, right=right, wrap=("POLICY",))
     for result in results:
         facts = facts_of(result)
@@ -271,7 +285,7 @@ def _replay_table(results: list[Outcome]) -> Any:
             Text(clean(facts["policy"])),
             f"{facts['finished']}" + (f" (+{facts['refused']} refused)" if facts["refused"] else ""),
             *(_percent(100 * facts[name]) for name in ("allocation_ratio", "utilisation", "fragmentation")),
-            *(short(facts[name]) for name in ("mean_wait_ms", "p50_wait_ms", "p95_wait_ms")),
+            *(short(facts[name]) for name in ("mean_until_start_ms", "mean_wait_ms", "p50_wait_ms", "p95_wait_ms")),
             str(facts["preemptions"]),
             f"{facts['fairness']:.2f}",
         )

@@ -39,6 +39,9 @@ def submit(
     memory: Annotated[str | None, option("SIZE", "32GB, 512MiB. Default 512MiB.", panel=COMPUTE)] = None,
     disk: Annotated[str | None, option("SIZE", "Scratch space: 50GB.", panel=COMPUTE)] = None,
     time_limit: Annotated[str | None, option("TIME", "Stop it after 90s, 30m, 2h.", panel=COMPUTE)] = None,
+    checkpoint_every: Annotated[
+        str | None, option("TIME", "It saves its work so often; 0s: when told to stop.", panel=COMPUTE)
+    ] = None,
     gpu_idle_stop: Annotated[str | None, option("TIME", "Stop it when its GPUs are unused for 30m.", panel=COMPUTE)] = None,
     gpu_visible_devices: Annotated[
         str | None, option("FORM", "CUDA_VISIBLE_DEVICES by uuid (default) or index.", panel=COMPUTE)
@@ -103,6 +106,7 @@ def submit(
         working_dir=workdir,
         shared_memory=shm,
         time_limit=time_limit,
+        checkpoint_every=checkpoint_every,
         gpu_idle_stop=gpu_idle_stop,
         gpu_visible_devices=gpu_visible_devices,
         pools=pool,

@@ -182,6 +182,10 @@ class TaskSpec:
     strategy: str | None = None
 
     time_limit_ms: int | None = None
+    checkpoint_every_ms: int | None = None
+    """It saves its work at least so often, and goes on from there when it is started again; 0: it saves all on SIGTERM.
+    None: what is stopped begins anew.
+    """
     gpu_idle_stop_ms: int | None = None
     """It is stopped when none of its GPUs was used for so long; None: its node only tells."""
     gpu_visible_devices: VisibleDevices = VisibleDevices.UUID

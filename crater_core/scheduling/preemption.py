@@ -247,19 +247,21 @@ class _Search:
                 for allocation in allocations:
                     row = self._fits.columns.row_of[allocation.node]
                     held[row] = (*held.get(row, ()), allocation.id)
-                lost = sum(lost_work(allocation, self._now_ms) for allocation in allocations)
+                every_ms = task.spec.checkpoint_every_ms
+                lost = sum(lost_work(allocation, every_ms, self._now_ms) for allocation in allocations)
                 self._known[name] = _Candidate(name, held, lost)
         return self._known[name]
 
     def _may_be_stopped(self, task: Task, allocations: list[Allocation]) -> bool:
-        settings = self._snapshot.settings
+        settings, saves_ms = self._snapshot.settings, task.spec.checkpoint_every_ms
+        # Who has saved something since it started is further than before, however often it is stopped.
+        runs_ms = max(settings.preempt_min_run_ms, saves_ms or 0)
         return (
             task.spec.type is not TaskType.CONTROL
             and task.cancel_reason is None
-            and task.preemptions < settings.preemptions_max
+            and (saves_ms is not None or task.preemptions < settings.preemptions_max)
             and all(
-                allocation.status is not AllocationStatus.STOPPING
-                and _ran_ms(allocation, self._now_ms) >= settings.preempt_min_run_ms
+                allocation.status is not AllocationStatus.STOPPING and _ran_ms(allocation, self._now_ms) >= runs_ms
                 for allocation in allocations
             )
         )
@@ -269,9 +271,13 @@ def _ran_ms(allocation: Allocation, now_ms: int) -> int:
     return now_ms - (allocation.started_at_ms if allocation.started_at_ms is not None else now_ms)
 
 
-def lost_work(allocation: Allocation, now_ms: int) -> int:
-    """What stopping it throws away: time run, times what it holds; a GPU counts as much as ten cores."""
-    return _ran_ms(allocation, now_ms) * (10 * allocation.held.gpu_milli + allocation.held.cpu_milli)
+def lost_work(allocation: Allocation, checkpoint_every_ms: int | None, now_ms: int) -> int:
+    """What stopping it throws away at most: time since it last saved its work, if it does that, else all the time run; times
+    what it holds. A GPU counts as much as ten cores.
+    """
+    ran_ms = _ran_ms(allocation, now_ms)
+    lost_ms = ran_ms if checkpoint_every_ms is None else min(ran_ms, checkpoint_every_ms)
+    return lost_ms * (10 * allocation.held.gpu_milli + allocation.held.cpu_milli)
 
 
 def _victims(rows: tuple[int, ...], chosen: Collection[_Candidate]) -> Victims:

@@ -12,4 +12,5 @@ from crater_core.simulation.replay import simulate as simulate
 from crater_core.simulation.replay import simulate_partitions as simulate_partitions
 from crater_core.simulation.traces import Arrival as Arrival
 from crater_core.simulation.traces import Trace as Trace
+from crater_core.simulation.traces import with_checkpoints as with_checkpoints
 from crater_core.simulation.traces import with_known_ends as with_known_ends

@@ -24,6 +24,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         "utilisation": round(outcome.utilisation, 4),
         "fragmentation": round(outcome.fragmentation, 4),
         "mean_wait_ms": round(outcome.mean_wait_ms),
+        "mean_until_start_ms": round(outcome.mean_until_start_ms),
         "p50_wait_ms": outcome.percentile_wait_ms(50),
         "p95_wait_ms": outcome.percentile_wait_ms(95),
         "preemptions": outcome.preemptions,

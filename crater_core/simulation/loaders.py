@@ -28,6 +28,7 @@ HISTORY = ("task", "name", "project", "user", "submitted_at_ms", "ran_ms", "cpu_
 HISTORY_MORE = (
     *("type", "priority", "members", "disk_bytes", "gpu_count", "gpu_milli", "gpu_memory_mib", "gpu_types", "quota_policy"),
     *("strategy", "time_limit_ms", "started_at_ms", "ended_at_ms", "status", "exit_code", "preemptions", "node"),
+    "checkpoint_every_ms",
 )
 HISTORY_COLUMNS = (*HISTORY, *HISTORY_MORE)
 NODES = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -170,6 +171,7 @@ def _history(row: Row) -> Arrival | None:
     whole = compute == MILLI and not memory
     gpu = GpuRequest(count, compute, memory, exclusive=whole, types=types) if count else None
     limit_ms = row.whole("time_limit_ms", 0)
+    saves = row.text("checkpoint_every_ms", "")
     spec = TaskSpec(
         row.text("name"),
         project=row.text("project"),
@@ -179,5 +181,6 @@ def _history(row: Row) -> Arrival | None:
         request=Request(row.whole("cpu_milli"), row.whole("memory_bytes"), row.whole("disk_bytes", 0), gpu),
         members=row.whole("members", 1, at_least=1),
         time_limit_ms=limit_ms or None,
+        checkpoint_every_ms=row.whole("checkpoint_every_ms") if saves else None,
     )
     return Arrival(spec, row.whole("submitted_at_ms"), max(1, row.whole("ran_ms")))

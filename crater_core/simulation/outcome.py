@@ -19,6 +19,8 @@ class Run(NamedTuple):
     wait_ms: int
     """From its arrival to its end, less the time that it runs: all its queueing, and the work that a preemption threw away."""
     runs_ms: int
+    until_start_ms: int
+    """From its arrival to its first start."""
 
     @property
     def slowdown(self) -> float:
@@ -81,6 +83,10 @@ class Outcome:
     @property
     def mean_wait_ms(self) -> float:
         return sum(self.waits_ms) / len(self.runs) if self.runs else 0.0
+
+    @property
+    def mean_until_start_ms(self) -> float:
+        return sum(run.until_start_ms for run in self.runs) / len(self.runs) if self.runs else 0.0
 
     def percentile_wait_ms(self, percent: int) -> int:
         return percentile(self.waits_ms, percent)

@@ -83,6 +83,8 @@ class _Replay:
         self.clock_ms = 0
         last_ms = max((arrival.at_ms for arrival in trace.arrivals), default=0)
         self.until_ms = last_ms if until_ms is None else until_ms
+        self._saved_ms: dict[str, int] = {}
+        """By task that was stopped: how much of its run time it need not run again."""
         self.arrival_of: dict[str, Arrival] = {f"t{i:07d}": arrival for i, arrival in enumerate(trace.arrivals)}
         self.events: list[tuple[int, int, str]] = [(arrival.at_ms, _ARRIVE, name) for name, arrival in self.arrival_of.items()]
         heapq.heapify(self.events)
@@ -147,7 +149,8 @@ class _Replay:
             arrival = self.arrival_of[task]
             wait_ms = now_ms - arrival.at_ms - arrival.runs_ms
             self.outcome.finished += 1
-            self.outcome.runs.append(Run(arrival.spec.project, arrival.at_ms, wait_ms, arrival.runs_ms))
+            until_start_ms = self.outcome.started_ms[task] - arrival.at_ms
+            self.outcome.runs.append(Run(arrival.spec.project, arrival.at_ms, wait_ms, arrival.runs_ms, until_start_ms))
 
     def _report(self, allocation: Allocation, status: AllocationStatus, now_ms: int) -> None:
         if status.ended:
@@ -173,14 +176,24 @@ class _Replay:
             allocation = self.snapshot.allocations[id]
             self.held_milli += self._measured(allocation)
             self._report(allocation, AllocationStatus.RUNNING, now_ms)
-            heapq.heappush(self.events, (now_ms + self.arrival_of[allocation.task].runs_ms, _END, id))
+            left_ms = self.arrival_of[allocation.task].runs_ms - self._saved_ms.get(allocation.task, 0)
+            heapq.heappush(self.events, (now_ms + left_ms, _END, id))
             self.outcome.started_ms.setdefault(allocation.task, now_ms)
-        for preemption in plan.preemptions:
-            victim = self.snapshot.allocations[preemption.victim]
-            since = victim.started_at_ms if victim.started_at_ms is not None else now_ms
-            self.outcome.preemptions += 1
-            self.outcome.lost_work_ms += self._measured(victim) * (now_ms - since) // MILLI
+        victims = [self.snapshot.allocations[preemption.victim] for preemption in plan.preemptions]
+        self.outcome.preemptions += len(victims)
+        saved_ms = {victim.task: self._save(victim, now_ms) for victim in victims}
+        for task, ms in saved_ms.items():
+            self._saved_ms[task] = self._saved_ms.get(task, 0) + ms
+        for victim in victims:
             self._report(victim, AllocationStatus.CANCELLED, now_ms)
+
+    def _save(self, victim: Allocation, now_ms: int) -> int:
+        """How much of the time that it ran is kept; the rest is counted as lost."""
+        ran_ms = now_ms - victim.started_at_ms if victim.started_at_ms is not None else 0
+        every_ms = self.snapshot.tasks[victim.task].spec.checkpoint_every_ms
+        kept_ms = 0 if every_ms is None else ran_ms - ran_ms % every_ms if every_ms else ran_ms
+        self.outcome.lost_work_ms += self._measured(victim) * (ran_ms - kept_ms) // MILLI
+        return kept_ms
 
     def _wake(self, now_ms: int) -> None:
         """A task that backs off is looked at again when its time comes."""

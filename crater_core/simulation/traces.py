@@ -73,6 +73,17 @@ def with_known_ends(trace: Trace, *, exactly: bool = True) -> Trace:
     return replace(trace, arrivals=tuple(arrivals))
 
 
+def with_checkpoints(trace: Trace, every_ms: int) -> Trace:
+    """The same tasks, each saving its work so often, but for those that say how often themselves."""
+    arrivals = tuple(
+        arrival
+        if arrival.spec.checkpoint_every_ms is not None
+        else replace(arrival, spec=replace(arrival.spec, checkpoint_every_ms=every_ms))
+        for arrival in trace.arrivals
+    )
+    return replace(trace, arrivals=arrivals)
+
+
 def split_by_project(trace: Trace) -> list[Trace]:
     """The same tasks on static partitions: each project owns whole nodes in proportion to the GPU time that it asks for, one
     at least.

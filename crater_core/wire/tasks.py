@@ -163,6 +163,9 @@ class TaskSubmission(Incoming):
     quota_policy: Slug | None = None
     strategy: Slug | None = None
     time_limit: DurationMs | None = None
+    checkpoint_every: DurationMs | None = Field(
+        default=None, description="it saves its work at least so often and goes on from there when started again; 0: on SIGTERM"
+    )
     gpu_idle_stop: Annotated[DurationMs, Field(ge=10_000)] | None = Field(
         default=None, description="stop it when none of its GPUs was used for so long; without it the task is only warned"
     )
@@ -235,6 +238,7 @@ class TaskSubmission(Incoming):
             quota_policy=self.quota_policy,
             strategy=self.strategy,
             time_limit_ms=self.time_limit,
+            checkpoint_every_ms=self.checkpoint_every,
             gpu_idle_stop_ms=self.gpu_idle_stop,
             gpu_visible_devices=VisibleDevices(self.gpu_visible_devices),
             grace_ms=self.grace,
@@ -287,6 +291,7 @@ class TaskView(Outgoing):
     node: str | None = None
     allocation: str | None = None
     members: int = 1
+    """Of a gang: how many it has in this attempt, or the most that it asks for while it waits."""
     members_asked: int = 1
     """What `requested` is the sum of."""
     gpu_count: int = 0
@@ -294,7 +299,7 @@ class TaskView(Outgoing):
     gpu_exclusive: bool = False
     gpu_types: list[str] = []
     time_limit_ms: int | None = None
-    """Of a gang: how many it has in this attempt, or the most that it asks for while it waits."""
+    checkpoint_every_ms: int | None = None
     nodes: list[str] = []
     """Where its members are, in their order."""
     allocations: list[str] = []
@@ -376,6 +381,7 @@ def task_view(
         gpu_exclusive=spec.request.gpu is not None and spec.request.gpu.exclusive,
         gpu_types=list(spec.request.gpu.types) if spec.request.gpu else [],
         time_limit_ms=spec.time_limit_ms,
+        checkpoint_every_ms=spec.checkpoint_every_ms,
         nodes=[a.node for a in in_order],
         allocations=[a.id for a in in_order],
         devices=[GrantView.of(grant) for a in allocations for grant in a.grants],

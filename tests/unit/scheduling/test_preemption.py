@@ -94,6 +94,30 @@ def test_a_task_is_preempted_only_so_often() -> None:
     assert schedule(snapshot, LATER).preemptions == ()
 
 
+def test_a_task_that_saves_its_work_costs_what_it_ran_since_then_at_most() -> None:
+    """The one that has run longest would lose most, were it not for its checkpoints."""
+    old = a_task("old", gpu=1000, checkpoint_every_ms=60_000)
+    snapshot = running([a_node(gpus=2)], old, a_task("young", gpu=1000))
+    began = {"old": 0, "young": 50_000}
+    snapshot.advance([replace(a, started_at_ms=began[a.task]) for a in snapshot.allocations.values()])
+    snapshot.advance([urgent(gpu=1000)])
+    assert victims(schedule(snapshot, 120_000)) == ["old"]
+
+
+def test_a_task_that_saves_its_work_is_stopped_once_it_is_further_and_then_however_often() -> None:
+    snapshot = running([a_node(gpus=1)], a_task("low", gpu=1000, checkpoint_every_ms=600_000))
+    snapshot.advance([replace(snapshot.tasks["low"], preemptions=3), urgent(gpu=1000)])
+    assert schedule(snapshot, 599_999).preemptions == ()
+    assert victims(schedule(snapshot, 600_000)) == ["low"]
+
+
+def test_a_task_that_saves_when_it_is_stopped_still_has_its_minimum_run_time() -> None:
+    snapshot = running([a_node(gpus=1)], a_task("low", gpu=1000, checkpoint_every_ms=0))
+    snapshot.advance([urgent(gpu=1000)])
+    assert schedule(snapshot, 59_999).preemptions == ()
+    assert victims(schedule(snapshot, 60_000)) == ["low"]
+
+
 def test_a_gang_is_stopped_whole() -> None:
     snapshot = running([a_node("a", gpus=1), a_node("b", gpus=1)], a_task("gang", gpu=1000, members=2))
     snapshot.advance([urgent(gpu=1000)])

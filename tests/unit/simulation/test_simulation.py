@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import a_node, a_spec
@@ -26,6 +27,7 @@ from crater_core.simulation import (
     read_trace,
     simulate,
     simulate_partitions,
+    with_checkpoints,
     with_known_ends,
 )
 from crater_core.simulation.figures import write_plots
@@ -230,6 +232,30 @@ def test_preemption_in_a_replay_counts_the_work_it_throws_away() -> None:
     assert outcome.started_ms["t0000001"] == 70_000
 
 
+@pytest.mark.parametrize(("every_ms", "lost_ms", "wait_ms"), [(None, 70_000, 71_000), (30_000, 10_000, 11_000), (0, 0, 1_000)])
+def test_a_task_that_saves_its_work_goes_on_from_there(every_ms: int | None, lost_ms: int, wait_ms: int) -> None:
+    low = a_spec(gpu=1000, priority=10, checkpoint_every_ms=every_ms)
+    high = a_spec(gpu=1000, priority=90, strategy="preemptive")
+    outcome = simulate(a_trace(Arrival(low, 0, 100_000), Arrival(high, 70_000, 1000)), Settings())
+    assert (outcome.preemptions, outcome.lost_work_ms, sorted(outcome.waits_ms)) == (1, lost_ms, [0, wait_ms])
+    assert [run.until_start_ms for run in outcome.runs] == [0, 0]
+
+
+def test_each_stop_of_a_gang_saves_its_time_once() -> None:
+    low = a_spec(gpu=1000, members=2, priority=10, checkpoint_every_ms=30_000)
+    high = a_spec(gpu=1000, members=2, priority=90, strategy="preemptive")
+    arrivals = (Arrival(low, 0, 300_000), Arrival(high, 70_000, 1000), Arrival(high, 150_000, 1000))
+    outcome = simulate(a_trace(*arrivals, gpus=2), Settings())
+    # It keeps 60 s of 70, and 60 s of the 79 since it went on at 71 s; twice the others hold it up for a second.
+    assert (outcome.preemptions, outcome.lost_work_ms) == (4, 2 * (10_000 + 19_000))
+    assert max(outcome.waits_ms) == 10_000 + 19_000 + 2_000
+
+
+def test_checkpoints_are_laid_over_a_trace_but_not_over_what_a_task_says() -> None:
+    trace = with_checkpoints(a_trace(Arrival(a_spec(), 0, 1), Arrival(a_spec(checkpoint_every_ms=7), 0, 1)), 600_000)
+    assert [arrival.spec.checkpoint_every_ms for arrival in trace.arrivals] == [600_000, 7]
+
+
 def test_filling_takes_every_task_once_and_then_some() -> None:
     trace = openb()
     specs = inflated(trace, seed=1)
@@ -260,6 +286,22 @@ def test_the_command_compares_policies(capsys: pytest.CaptureFixture[str]) -> No
     assert [policy["finished"] for policy in told["policies"]][:2] == [5, 5]
     simulate_command(DATA / "tasks.csv", nodes=str(DATA / "nodes.csv"), experiment="fill")
     assert "best_fit" in capsys.readouterr().out
+
+
+def test_the_command_replays_tasks_as_saving_their_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    columns = "task,name,project,user,submitted_at_ms,ran_ms,cpu_milli,memory_bytes,started_at_ms,priority,strategy"
+    rows = ["a,low,p,u,0,100000,1000,1,0,10,", "b,high,p,u,70000,1000,1000,1,70000,90,"]
+    history = tmp_path / "history.csv"
+    history.write_text("\n".join([f"{columns},checkpoint_every_ms", f"{rows[0]},", f"{rows[1]},5"]))
+    assert [arrival.spec.checkpoint_every_ms for arrival in read_trace(history).arrivals] == [None, 5]
+    shape: dict[str, Any] = {"nodes": "1", "gpus_per_node": 0, "cores_per_node": 1}
+    lost: list[int] = []
+    for every in (None, "30s"):
+        simulate_command(history, policy=["preemptive"], checkpoint_every=every, as_json=True, **shape)
+        lost.append(json.loads(capsys.readouterr().out)["policies"][0]["lost_work_ms"])
+    assert lost == [70_000, 10_000]
+    with pytest.raises(InvalidRequest, match="checkpoint_every has an unknown unit 'x' in '3x'"):
+        simulate_command(history, checkpoint_every="3x")
 
 
 def test_the_command_names_what_is_wrong() -> None:
