@@ -151,6 +151,7 @@ def preload(modules: Sequence[str]) -> None:
     import dagster._core.execution.plan.execute_plan
     import dagster._core.executor.in_process
     import dagster._utils.hosted_user_process  # noqa: F401
+    import httpcore  # noqa: F401  # httpx does so when its first client is made.
 
     if worker_environment_problem():
         return
@@ -214,11 +215,20 @@ def keep_connections(instance: DagsterInstance) -> list[Any]:
             return engines
     instance.optimize_for_webserver(statement_timeout=STATEMENT_TIMEOUT_MS, pool_recycle=3600, max_overflow=20)
     runs, events = _inner(instance.run_storage, "run_storage"), _inner(instance.event_log_storage, "event_log_storage")
-    engines = [getattr(part, "_engine", None) for part in (runs, events)]
-    engines = [engine for engine in engines if hasattr(engine, "dispose")]
+    engines = _one_where_they_can(runs, events)
     _keep_run_file_open(runs)
     _keep_event_files_open(events)
     os.register_at_fork(after_in_child=lambda: [engine.dispose(close=False) for engine in (*engines, *_files.values())])
+    return engines
+
+
+def _one_where_they_can(runs: Any, events: Any) -> list[Any]:
+    """The engines of both storages. Where they reach one database in one way they share one, so that a worker connects once."""
+    engines = [engine for part in (runs, events) if hasattr(engine := getattr(part, "_engine", None), "dispose")]
+    tokens = [getattr(part, "_token_provider", None) for part in (runs, events)]
+    if len(engines) == 2 and engines[0].url == engines[1].url and tokens[0] is tokens[1]:
+        engines.pop().dispose()
+        events._engine = engines[0]
     return engines
 
 

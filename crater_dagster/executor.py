@@ -104,14 +104,17 @@ class CraterExecutor(StepDelegatingExecutor):
     def __init__(self, handler: CraterStepHandler, **options: Any) -> None:
         self._handler = handler
         self._events: RunEvents | None = None
+        self._idle_turns = 0
         super().__init__(handler, sleep_seconds=IDLE_SLEEP_S, check_step_health_interval_seconds=HEALTH_CHECK_S, **options)
 
     # The loop reads these two in every turn.
 
     @property
     def _sleep_seconds(self) -> float:
-        """Waiting for events is the loop's sleep; only while nothing is in flight does it need one of its own."""
-        return 0.0 if self._handler.in_flight else IDLE_SLEEP_S
+        """Waiting for events is the loop's sleep. It needs one of its own only while nothing is in flight, and not in the first
+        turn of that kind, which may be the run's last.
+        """
+        return IDLE_SLEEP_S if self._idle_turns > 1 and not self._handler.in_flight else 0.0
 
     @_sleep_seconds.setter
     def _sleep_seconds(self, value: float) -> None:
@@ -129,7 +132,9 @@ class CraterExecutor(StepDelegatingExecutor):
         self._handler.follow()
         if self._events is None:
             self._events = RunEvents(partial(events_after, instance, run_id), writes_in_turn(instance))
-        return [event for event in self._events.new() if self._handler.take_in(event)]
+        found = [event for event in self._events.new() if self._handler.take_in(event)]
+        self._idle_turns = 0 if self._handler.in_flight else self._idle_turns + 1
+        return found
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, Any, None]:
         instance, run = plan_context.instance, plan_context.dagster_run

@@ -56,6 +56,13 @@ def fails_once(context: dg.OpExecutionContext) -> int:
 
 
 @dg.op(tags=crater_tags(**TINY))
+def sees_much(context: dg.OpExecutionContext) -> int:
+    for number in range(1_100):
+        context.log_event(dg.AssetObservation("seen", metadata={"number": number}))
+    return 1
+
+
+@dg.op(tags=crater_tags(**TINY))
 def holds_on_to(context: dg.OpExecutionContext, number: int) -> None:
     _wait_for(context.run.tags["gate"])
 
@@ -148,6 +155,11 @@ def at_the_second_attempt():
 
 
 @dg.job(executor_def=crater_executor)
+def after_much():
+    holds_on_to(sees_much())
+
+
+@dg.job(executor_def=crater_executor)
 def of_every_kind():
     yes, no = says_yes()
     passes_on.alias("skipped_too")(passes_on.alias("skipped")(no))
@@ -179,6 +191,7 @@ defs = dg.Definitions(
         pooling,
         through_the_pool,
         at_the_second_attempt,
+        after_much,
         of_every_kind,
         late_once,
         late_in_the_first_run,

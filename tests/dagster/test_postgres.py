@@ -45,6 +45,12 @@ def pg_world(place: Path, scheduler: SchedulerProcess, cluster: CraterClient, po
         yield running
 
 
+@pytest.fixture(scope="module")
+def pg_rules_world(pg_world: World, place: Path, cluster: CraterClient) -> Iterator[World]:
+    with World.open(place / "postgres", cluster, Path(__file__).parent / "pipelines_rules.py") as running:
+        yield running
+
+
 def test_a_run_on_postgresql_succeeds_with_steps_on_two_nodes(pg_world: World):
     run_id = pg_world.launch("loop")
     assert pg_world.finish(run_id) == "SUCCESS", pg_world.story(run_id)
@@ -58,6 +64,27 @@ def test_a_run_on_postgresql_that_is_terminated_leaves_no_task(pg_world: World):
     assert pg_world.instance.run_launcher.terminate(run_id)
     assert pg_world.finish(run_id) == "CANCELED", pg_world.story(run_id)
     pg_world.no_task_lives(run_id)
+
+
+def test_a_pool_of_one_slot_lets_one_step_of_two_runs_be_asked_for(pg_rules_world: World, tmp_path: Path):
+    world, gate = pg_rules_world, tmp_path / "gate"
+    world.instance.event_log_storage.set_concurrency_slots("database", 1)
+    runs = [world.launch("pooling", tags={"gate": str(gate)}) for _ in range(2)]
+    blocked = lambda: all(any("blocked by" in text for text in world.messages(run)) for run in runs)  # noqa: E731
+    wait_until(blocked, PATIENCE_S, "both runs are told what they wait for")
+    steps = lambda: [task for run in runs for task in world.tasks(run) if task.labels["crater/role"] == "step"]  # noqa: E731
+    wait_until(lambda: len(steps()) == 1, PATIENCE_S, "one step is asked for")
+    gate.touch()
+    assert [world.finish(run) for run in runs] == ["SUCCESS", "SUCCESS"], [world.story(run) for run in runs]
+    assert len(steps()) == 6
+    moves = sorted(
+        (entry.timestamp, {"STEP_START": 1, "STEP_SUCCESS": -1}[entry.dagster_event.event_type_value])
+        for run in runs
+        for entry in world.instance.all_logs(run, of_type={DagsterEventType.STEP_START, DagsterEventType.STEP_SUCCESS})
+    )
+    assert [move for _, move in moves] == [1, -1] * 6
+    slots = world.instance.event_log_storage.get_concurrency_info("database")
+    assert (slots.slot_count, slots.active_slot_count, slots.pending_step_count) == (1, 0, 0)
 
 
 def test_tasks_carry_the_id_of_the_instances_database(pg_world: World, postgres: PostgresServer):
@@ -111,6 +138,8 @@ def test_daemon_and_web_server_on_postgresql_take_a_run_from_the_queue_to_its_ou
 
 class _Quiet:
     """Follows nothing, and takes in everything."""
+
+    in_flight = False
 
     def follow(self) -> None: ...
 

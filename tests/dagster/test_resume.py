@@ -34,6 +34,16 @@ def test_a_step_that_was_retried_after_a_delay_is_not_waited_for_again(rules_wor
     assert len(rules_world.events(run_id, DagsterEventType.STEP_SUCCESS)) == 2
 
 
+def test_a_log_of_more_events_than_dagster_reads_at_once_is_gone_through_to_its_end(rules_world: World, tmp_path: Path):
+    run_id = rules_world.launch("after_much", tags={"gate": str(tmp_path / "gate")})
+    _runs(rules_world, run_id, "holds_on_to")
+    assert len(rules_world.events(run_id, DagsterEventType.ASSET_OBSERVATION)) == 1_100
+    _lose_the_worker_and_resume(rules_world, run_id)
+    (tmp_path / "gate").touch()
+    assert rules_world.finish(run_id) == "SUCCESS", rules_world.story(run_id)
+    assert [event.step_key for event in rules_world.events(run_id, DagsterEventType.STEP_START)] == ["sees_much", "holds_on_to"]
+
+
 def test_a_step_that_ended_needs_no_slot_of_a_pool_that_another_run_holds_by_now(rules_world: World, tmp_path: Path):
     world, gates = rules_world, (tmp_path / "gate", tmp_path / "other")
     world.instance.event_log_storage.set_concurrency_slots("database", 1)

@@ -19,6 +19,7 @@ told = {
     "threads": threading.active_count(),
     "open": [file for file in open_files if file.startswith("socket:") or ".db" in file],
     "context": DefinitionsLoadContext._instance is not None,
+    "client": "httpcore" in sys.modules,
     "imported": sorted(name for name in sys.modules if name.startswith("some_")),
 }
 read_fd, write_fd = os.pipe()
