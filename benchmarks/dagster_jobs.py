@@ -8,7 +8,7 @@ import dagster as dg
 from crater_dagster import crater_executor, crater_tags
 
 STEPS = 20
-MANY = 200
+MANY = 2_000
 TALKS_S = 4.0
 CRATER = crater_executor.configured({"env_profile": "dagster"})
 TWO_AT_ONCE = dg.multiprocess_executor.configured({"max_concurrent": 2})

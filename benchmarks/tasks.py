@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -25,7 +25,10 @@ ROUNDS = 3
 SUBMITTERS = 4
 SMALL = {"cpu": 0.1, "memory": "32MiB"}
 PEER = "Dask distributed, subprocess in a task"
+WARM_PEER = "Dask distributed, a function in a worker"
 DATE = ("/bin/date", "+%s%N")
+NOW = {"command": ("python", "-m", "benchmarks.now"), "warm_preload": ["benchmarks.now"], "env_profile": "dagster"}
+"""The profile says where the module is."""
 _numbers = count()
 
 
@@ -35,23 +38,25 @@ def rows(cluster: Cluster) -> list[Figure]:
 
 
 def _latency(client: CraterClient, dask: Any) -> list[Figure]:
-    ours: list[float] = []
-    peers: list[float] = []
-    for number in range(LATENCY_ROUNDS + 20):
-        pair = _start_ms(client), _dask_start_ms(dask)
-        if number >= 20:  # The first ones warm connections and caches on both sides.
-            ours.append(pair[0])
-            peers.append(pair[1])
+    cold: dict[str, Any] = {"command": DATE}
+    ours, peers = _in_turns(lambda: _start_ms(client, cold), lambda: _dask_start_ms(dask, _run_date))
+    warm, warm_peers = _in_turns(lambda: _start_ms(client, NOW), lambda: _dask_start_ms(dask, _now))
     p99 = percentile(ours, 99)
     return [
         lower_is_better("latency.submit_start.ms", median(ours), "ms", PEER, median(peers), 4.0, more=p99 <= 15),
         lower_is_better("latency.submit_start_p99.ms", p99, "ms", PEER, percentile(peers, 99), 15.0),
+        lower_is_better("latency.submit_start_warm.ms", median(warm), "ms", WARM_PEER, median(warm_peers), 3.0),
     ]
 
 
-def _start_ms(client: CraterClient) -> float:
+def _in_turns(one: Callable[[], float], other: Callable[[], float]) -> tuple[list[float], list[float]]:
+    pairs = [(one(), other()) for _ in range(LATENCY_ROUNDS + 20)][20:]  # The first ones warm connections and caches.
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _start_ms(client: CraterClient, program: Mapping[str, Any]) -> float:
     submitted = time.time_ns()
-    task = client.submit({"name": "latency", "command": DATE, "resources": {"cpu": 1, "memory": "32MiB"}})
+    task = client.submit({"name": "latency", "resources": {"cpu": 1, "memory": "32MiB"}, **program})
     ended = client.wait(task.id, 30)
     assert ended.status == "succeeded", ended
     started = int(client.logs(task.id).data)
@@ -59,9 +64,9 @@ def _start_ms(client: CraterClient) -> float:
     return (started - submitted) / 1e6
 
 
-def _dask_start_ms(dask: Any) -> float:
+def _dask_start_ms(dask: Any, function: Callable[[int], Any]) -> float:
     submitted = time.time_ns()
-    started = int(dask.submit(_run_date, next(_numbers), pure=False).result())
+    started = int(dask.submit(function, next(_numbers), pure=False).result())
     time.sleep(0.01)
     return (started - submitted) / 1e6
 
@@ -132,6 +137,10 @@ def _dask() -> Iterator[Any]:
 
 def _run_date(_: int) -> str:
     return subprocess.run(DATE, capture_output=True, text=True, check=True).stdout
+
+
+def _now(_: int) -> int:
+    return time.time_ns()
 
 
 def _run_true(_: int) -> None:

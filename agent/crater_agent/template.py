@@ -4,6 +4,9 @@ Started by the spawner with the workload's own Python, user and environment prof
 `python -m crater_agent.template MODULE ...`, with a Unix socket as descriptor 3. Each order arrives as four bytes of
 length, JSON, and one descriptor (the pipe that tells of a failed start); the answer is a line of JSON with the pid. The task
 becomes the spawner's own child: its parent for a moment ends at once, and the spawner is the subreaper.
+
+A fork of a large process takes several milliseconds, and it takes two. So when nobody asks for one the template makes a fork that
+waits for its order: the spare.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import json
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +35,8 @@ from crater_agent import forked
 SOCKET_FD = 3
 ADOPTION_TIMEOUT_S = 5.0
 RSS_MAX_BYTES = 2 * 1024**3
+QUIET_S = 0.05
+"""After an order, how long no other comes before a spare is made: while tasks start in a row they need the processor."""
 Message = dict[str, Any]
 
 
@@ -52,7 +59,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # What is shared stays shared: the collector of a fork does not write into these pages.
     _answer(connection, {"ready": True})
+    spare: Spare | None = None
     while True:
+        if spare is None and not select.select([connection], [], [], QUIET_S)[0]:
+            spare = Spare.fork(connection, spawner)
         order, error_fd = receive(connection)
         if order is None or os.getppid() != spawner:
             return 0
@@ -60,7 +70,9 @@ def main() -> int:
         if changed:
             _answer(connection, {"stale": changed})
             return 0
-        pid = fork_task(order, error_fd, spawner)
+        pid = spare.hand_over(order, error_fd) if spare is not None else 0
+        spare = None
+        pid = pid or fork_task(order, error_fd, spawner)
         os.close(error_fd)
         _answer(connection, {"pid": pid})
 
@@ -129,14 +141,70 @@ def _answer(connection: socket.socket, message: Message) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
+class Spare:
+    """A fork that waits for its order. It ends when the template does."""
+
+    def __init__(self, pid: int, orders: socket.socket) -> None:
+        self._pid, self._orders = pid, orders
+
+    @classmethod
+    def fork(cls, connection: socket.socket, spawner: int) -> Spare | None:
+        """None where no further process can be had."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+        def wait() -> NoReturn:
+            # Held open here, they would keep the template's end from being seen.
+            connection.close()
+            ours.close()
+            _wait_for_order(theirs, spawner)
+
+        try:
+            pid = fork_away(wait)
+        except OSError:
+            pid = 0
+        theirs.close()
+        if not pid:
+            ours.close()
+            return None
+        return cls(pid, ours)
+
+    def hand_over(self, order: Message, error_fd: int) -> int:
+        """The pid of the task; 0 when the spare has gone. It acts on a whole order only, so then it has done nothing."""
+        body = json.dumps(order).encode()
+        try:
+            socket.send_fds(self._orders, [struct.pack("!I", len(body))], [error_fd])
+            self._orders.sendall(body)
+        except OSError:
+            return 0
+        finally:
+            self._orders.close()
+        return self._pid
+
+
+def _wait_for_order(orders: socket.socket, spawner: int) -> NoReturn:
+    try:
+        order, error_fd = receive(orders)
+    except BaseException:
+        os._exit(0)
+    if order is None:
+        os._exit(0)
+    _become(order, error_fd, spawner)
+
+
 def fork_task(order: Message, error_fd: int, spawner: int) -> int:
-    """Fork twice, so that the task is the spawner's child, and tell its pid."""
+    return fork_away(lambda: _become(order, error_fd, spawner))
+
+
+def fork_away(main: Callable[[], NoReturn]) -> int:
+    """Fork twice, so that what runs `main` is the spawner's child, and tell its pid."""
     read_fd, write_fd = os.pipe()
     middle = os.fork()
     if middle == 0:
         pid = os.fork()
         if pid == 0:
-            _become(order, error_fd, spawner)
+            os.close(read_fd)
+            os.close(write_fd)
+            main()
         os.write(write_fd, str(pid).encode())
         os._exit(0)
     os.close(write_fd)

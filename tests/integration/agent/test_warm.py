@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -113,22 +115,71 @@ def test_a_fork_that_uses_more_than_its_memory_is_killed_with_numbers(start, sch
     assert (ended.reason.code.value, ended.reason.facts["limit_bytes"]) == ("oom_killed", 64 * 1024**2)
 
 
-def test_templates_end_with_the_agents_last_workload(start, scheduler, code, place):
+def _templates(code: Path) -> set[int]:
+    """Templates, and the spares that they have made."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"crater_agent.template" in line and (entry / "cwd").exists() and str((entry / "cwd").readlink()) == str(code):
+                found.add(int(entry.name))
+    return found
+
+
+def _spare(code: Path, template: int) -> int:
+    return poll_until(lambda: _templates(code) - {template}, what="a spare waits").pop()
+
+
+def test_the_next_task_is_the_fork_that_was_made_while_nobody_asked(start, scheduler, code):
+    start()
+    template = _until_warm(scheduler, code, "t")["loaded_by"]
+    for number in range(3):
+        spare = _spare(code, template)
+        told = run(scheduler, code, f"u{number}")
+        assert (told["pid"], told["sid"], told["loaded_by"]) == (spare, spare, template)
+
+
+def test_tasks_that_start_in_a_row_are_forks_of_their_own(start, scheduler, code):
+    start()
+    template = _until_warm(scheduler, code, "t")["loaded_by"]
+    spare = _spare(code, template)
+    names = [f"u{number}" for number in range(4)]
+    for name in names:
+        scheduler.give(name, ["python", "-m", "probe"], warm_preload=["heavy"], working_dir=str(code), env={"OWN": "1"})
+    for name in names:
+        scheduler.final(name)
+    told = [json.loads(scheduler.read_log_text(name)) for name in names]
+    assert {one["loaded_by"] for one in told} == {template}
+    assert len({one["pid"] for one in told}) == len({one["draw"] for one in told}) == 4
+    assert spare in {one["pid"] for one in told}
+
+
+def test_a_spare_that_was_killed_is_done_without(start, scheduler, code):
+    start()
+    template = _until_warm(scheduler, code, "t")["loaded_by"]
+    spare = _spare(code, template)
+    os.kill(spare, signal.SIGKILL)
+    poll_until(lambda: spare not in _templates(code), what="the spare has gone")
+    told = run(scheduler, code, "u")
+    assert told["loaded_by"] == template
+    assert told["pid"] != spare
+
+
+def test_a_spare_ends_with_its_template(start, scheduler, code):
+    start()
+    template = _until_warm(scheduler, code, "t")["loaded_by"]
+    spare = _spare(code, template)
+    os.kill(template, signal.SIGKILL)
+    poll_until(lambda: not _templates(code) & {template, spare}, what="both have gone")
+
+
+def test_templates_end_with_the_agents_last_workload(start, scheduler, code):
     agent = start(arguments=("--stop-workloads-on-exit",))
-    _until_warm(scheduler, code, "t")
-
-    def templates() -> list[str]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    line = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if b"crater_agent.template" in line and (entry / "cwd").exists() and str((entry / "cwd").readlink()) == str(code):
-                    found.append(entry.name)
-        return found
-
-    assert len(templates()) == 1
+    template = _until_warm(scheduler, code, "t")["loaded_by"]
+    _spare(code, template)
+    assert len(_templates(code)) == 2
     agent.terminate()
-    poll_until(lambda: not templates(), what="no template is left")
+    poll_until(lambda: not _templates(code), what="no template is left")
